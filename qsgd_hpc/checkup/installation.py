@@ -1,19 +1,22 @@
-"""Python, this package, and its compiled core."""
+"""Python, this package, its compiled core, and the installed frameworks."""
 
 from __future__ import annotations
 
 import functools
 import json
 import platform
+import re
 import sys
-from importlib.metadata import PackageNotFoundError, metadata
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
 import qsgd_hpc
 from qsgd_hpc.checkup.finding import Finding, fault, note, ok
 from qsgd_hpc.jobs.schedulers.command import ask
+from qsgd_hpc.launch.frameworks import FRAMEWORKS, Framework
 
-__all__ = ["core", "gpu_kernels", "package", "probe_core", "python"]
+__all__ = ["core", "frameworks", "gpu_kernels", "package", "probe_core", "python"]
 
 REINSTALL = "Run `pip install --force-reinstall qsgd-hpc`, or `pip install -e .` in a checkout."
 # Run in a separate process, because a core built for another machine may die by SIGILL.
@@ -104,3 +107,65 @@ def probe_core() -> tuple[str, str, int]:
         raise RuntimeError(f"cannot be loaded: {lines[-1]}")
     path, compiler, region_bytes = json.loads(answer.out.splitlines()[-1])
     return str(path), str(compiler).strip(), int(region_bytes)
+
+
+def frameworks() -> list[Finding]:
+    """Return the installed frameworks, with faults for old versions and missing bindings.
+
+    Their metadata are read; none is imported, because that is slow and may start a GPU.
+    """
+    found = [_finding(each) for each in FRAMEWORKS]
+    there = [finding for finding in found if finding is not None]
+    return there or [
+        note(
+            "frameworks",
+            "none is installed; qsgd_hpc.arrays needs none",
+            "Run `pip install 'qsgd-hpc[torch]'`, or [tensorflow], [keras] or [jax].",
+        )
+    ]
+
+
+def _finding(framework: Framework) -> Finding | None:
+    name, extra, binding = framework.title, framework.module, framework.binding
+    has = _version(framework.distributions or (framework.module,))
+    if has is None:
+        return None
+    least = _least(extra)
+    if least and _numbers(has) < _numbers(least):
+        remedy = f"Run `pip install 'qsgd-hpc[{extra}]'`."
+        return fault(name, f"{has} is older than {least}, the oldest supported version", remedy)
+    if not binding:
+        return ok(name, f"{has}, supported by the compiled core")
+    file = next(
+        (f for suffix in EXTENSION_SUFFIXES if (f := _file(binding, suffix)).exists()), None
+    )
+    if file is None:
+        return fault(name, f"{has}, but qsgd_hpc/{binding} was not built", REINSTALL)
+    return ok(name, f"{has}, {file}")
+
+
+def _file(binding: str, suffix: str) -> Path:
+    return Path(qsgd_hpc.__file__).parent / f"{binding}{suffix}"
+
+
+def _version(distributions: tuple[str, ...]) -> str | None:
+    for distribution in distributions:
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _least(extra: str) -> str | None:
+    """Return the least version required by the metadata of this package."""
+    try:
+        rows = requires("qsgd-hpc") or []
+    except PackageNotFoundError:
+        return None
+    pattern = rf"""{extra}[>=]=([\d.]+)\s*;.*extra == ['"]{extra}['"]"""
+    return next((match[1] for row in rows if (match := re.match(pattern, row))), None)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])

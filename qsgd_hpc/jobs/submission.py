@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
+import os
 import signal
 import threading
 import time
@@ -15,14 +18,14 @@ from qsgd_hpc._notices import tell
 from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs.current import chain, get
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState
-from qsgd_hpc.jobs.records import keys, registry
+from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.records.events import read_events
 from qsgd_hpc.jobs.request.dependencies import dependencies
 from qsgd_hpc.jobs.request.prepare import prepare
 from qsgd_hpc.jobs.request.validate import site_notes
 from qsgd_hpc.jobs.schedulers import scheduler
 from qsgd_hpc.jobs.schedulers.command import UnconfirmedError, mark
-from qsgd_hpc.jobs.schedulers.news import SETTLE_S
+from qsgd_hpc.jobs.schedulers.progress import SETTLE_S
 from qsgd_hpc.jobs.script.render import Place, Tools, render_script
 from qsgd_hpc.jobs.sites.profile import Site
 
@@ -78,7 +81,7 @@ def submit_again(job: Job, request: JobRequest) -> Job:
 def _submit_once(
     request: JobRequest, site: Site, *, previous: Job | None = None, resumes: Job | None = None
 ) -> Job:
-    if request.key and (known := keys.holder(request.key)) and (job := _confirmed(known)):
+    if request.key and (known := _key_holder(request.key)) and (job := _confirmed(known)):
         return job
     ancestor = previous or resumes
     attempt = 0 if ancestor is None else len(_lineage(ancestor))
@@ -95,7 +98,7 @@ def _submit_once(
         previous=previous.id if previous else None,
         resumes=resumes.id if resumes else None,
     )
-    if request.key and (winner := keys.claim(request.key, job.id)) != job.id:
+    if request.key and (winner := _claim_key(request.key, job.id)) != job.id:
         registry.remove(job)
         return _confirmed(winner) or _submit_once(request, site, previous=previous, resumes=resumes)
     return _to_scheduler(job)
@@ -213,7 +216,7 @@ def _forget(job: Job) -> None:
     """Remove the record and the key of a job that never ran."""
     registry.remove(job)
     if job.request.key:
-        keys.release(job.request.key)
+        _release_key(job.request.key)
 
 
 @contextmanager
@@ -244,3 +247,64 @@ def _interrupts_deferred() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         for first in arrived[:1]:
             signal.raise_signal(first)
+
+
+def _key_holder(key: str) -> str | None:
+    """Return the id of the job that was submitted under the key, if its record exists."""
+    try:
+        job_id = _key_path(key).read_text("utf-8").strip()
+    except OSError:
+        return None
+    return job_id if _has_record(job_id) else None
+
+
+def _has_record(job_id: str) -> bool:
+    return (registry.jobs_dir() / job_id / "request.json").is_file()
+
+
+def _claim_key(key: str, job_id: str) -> str:
+    """Claim the key for a job and return the id of the job that has it now.
+
+    ``$QSGD_HOME/jobs/.keys/<hash>`` contains the id of the job that was submitted under a key. The
+    file is written under a temporary name, then linked to this one. Only one of several racing
+    commands succeeds, because link(2) is atomic on local file systems, NFS and Lustre.
+    """
+    path = _key_path(key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    registry.write_file(draft, job_id)
+    try:
+        while True:
+            try:
+                os.link(draft, path)
+                return job_id
+            except FileExistsError:
+                if other := _key_holder(key):
+                    return other
+                _discard_key(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _discard_key(path: Path) -> None:
+    """Remove a key whose job was not submitted or was deleted, unless it was claimed meanwhile."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        path.rename(aside)
+    except FileNotFoundError:
+        return
+    if _has_record(aside.read_text("utf-8")):
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+    aside.unlink()
+
+
+def _release_key(key: str) -> None:
+    """Release the key, because the scheduler refused its job."""
+    _key_path(key).unlink(missing_ok=True)
+
+
+def _key_path(key: str) -> Path:
+    return (
+        registry.jobs_dir() / ".keys" / hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
+    )

@@ -14,11 +14,16 @@ import click
 
 from qsgd_hpc import __version__
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.launch import bits as of_bits
-from qsgd_hpc.launch import torchrun_flags
 from qsgd_hpc.launch.cluster import parse as parse_network
-from qsgd_hpc.launch.grouped_help import GroupedCommand, GroupedOption
-from qsgd_hpc.launch.horovod_options import horovod_options, variables_and_remarks
+from qsgd_hpc.launch.horovod_flags import horovod_options, variables_and_remarks
+from qsgd_hpc.launch.option_types import (
+    BITS_HELP,
+    WEIGHT_BITS,
+    WEIGHT_HELP,
+    Bits,
+    GroupedCommand,
+    GroupedOption,
+)
 from qsgd_hpc.launch.options import Host, RunOptions, parse_hostfile, parse_hosts
 from qsgd_hpc.launch.run import run as launch
 
@@ -43,7 +48,7 @@ class _Run(GroupedCommand):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if (instead := torchrun_flags.remedy(error.option_name)) is None:
+            if (instead := _torchrun_remedy(error.option_name)) is None:
                 raise
             raise UsageError(f"{error.option_name} is a flag of torchrun: {instead}") from None
 
@@ -106,19 +111,19 @@ class _Run(GroupedCommand):
 @click.version_option(__version__, prog_name="qsgd-hpc", hidden=True)
 @click.option(
     "--bits",
-    type=of_bits.Bits(),
+    type=Bits(),
     metavar="B",
     cls=GroupedOption,
     group="Training",
-    help=of_bits.HELP,
+    help=BITS_HELP,
 )
 @click.option(
     "--weight-bits",
-    type=of_bits.WEIGHT_BITS,
+    type=WEIGHT_BITS,
     metavar="B",
     cls=GroupedOption,
     group="Training",
-    help=of_bits.WEIGHT_HELP,
+    help=WEIGHT_HELP,
 )
 @click.option(
     "--horovod",
@@ -289,6 +294,29 @@ def _show(options: RunOptions) -> None:
     for name, value in command.env.items():
         click.echo(f"export {name}={shlex.quote(value)}")
     click.echo(shlex.join(command.argv))
+
+
+# What torchrun's flags are in ``qsgd-hpc run``, for those who type them from habit.
+_MEETING = "leave it out: run decides where the ranks meet"
+_TORCHRUN_REMEDIES = {
+    "--nproc-per-node": "-np takes the number of all ranks, and -H h1:2,h2:2 those of each host",
+    "--nnodes": "name the hosts with -H h1:2,h2:2, or use `qsgd-hpc submit --nodes`",
+    "--node-rank": "start run once, on any host: it starts the ranks of all hosts",
+    "--max-restarts": "leave it out: failed ranks are not restarted",
+    "-m": "put python -m MODULE after the options",
+    "--module": "put python -m MODULE after the options",
+    "--standalone": _MEETING,
+    "--master-addr": _MEETING,
+    "--master-port": _MEETING,
+    "--rdzv-backend": _MEETING,
+    "--rdzv-endpoint": _MEETING,
+    "--rdzv-id": _MEETING,
+}
+
+
+def _torchrun_remedy(flag: str) -> str | None:
+    """Return what to use in place of a flag of torchrun; None if it has no such flag."""
+    return _TORCHRUN_REMEDIES.get(flag.replace("_", "-"))
 
 
 if __name__ == "__main__":

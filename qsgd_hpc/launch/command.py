@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qsgd_hpc.launch.cluster import keeper
-from qsgd_hpc.launch.cluster.hosts import LAUNCHER, SUBNET
+from qsgd_hpc.launch.cluster.network import LAUNCHER, SUBNET
 from qsgd_hpc.launch.meeting import Meeting
 from qsgd_hpc.launch.mpi import Family, Launcher
 from qsgd_hpc.launch.options import RunOptions, bits_variables, local_ranks, placement

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import io
 import pickle
 import secrets
 import socket
@@ -14,13 +15,16 @@ import socketserver
 import struct
 import sys
 import threading
+import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from qsgd_hpc.launch import pickles
+import cloudpickle
+
 from qsgd_hpc.launch.meeting import own_addresses
 
-__all__ = ["VARIABLE", "Exchange", "Failure", "Returned", "answer", "fetch"]
+__all__ = ["VARIABLE", "Exchange", "Failure", "Returned", "answer", "dumps_by_value", "fetch"]
 
 VARIABLE = "QSGD_RUN_FUNCTION"
 CONNECT_TIMEOUT_S = 20.0
@@ -54,7 +58,7 @@ class Exchange:
 
     def __init__(self, call: tuple[Any, ...]) -> None:
         # Functions of modules are pickled by name: ranks need this process's module search path.
-        self.call = pickle.dumps((sys.path, pickles.dumps(call)))
+        self.call = pickle.dumps((sys.path, dumps_by_value(call)))
         self.token = secrets.token_bytes(_TOKEN_BYTES)
         self.proof = secrets.token_bytes(_TOKEN_BYTES)
         self.answers: dict[int, bytes] = {}
@@ -165,5 +169,24 @@ def _reach(address: tuple[str, int], greeting: bytes, proof: bytes) -> socket.so
 
 def answer(sock: socket.socket, what: Returned | Failure) -> None:
     """Send the result of a call; return when the launching process has received it."""
-    send(sock, pickles.dumps(what))
+    send(sock, dumps_by_value(what))
     receive(sock)
+
+
+def dumps_by_value(what: object) -> bytes:
+    """Return a pickle of ``what``, including functions of scripts and closures."""
+    file = io.BytesIO()
+    _Pickler(file).dump(what)
+    return file.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, types.CodeType):
+            return super().reducer_override(obj)
+        # cloudpickle 3.1.3 names every file "<dynamic-code>", so tracebacks would lack the source.
+        return _code, (obj.co_filename, *self.dispatch_table[types.CodeType](obj))
+
+
+def _code(filename: str, make: Callable[..., types.CodeType], args: Any) -> types.CodeType:
+    return make(*args).replace(co_filename=filename)

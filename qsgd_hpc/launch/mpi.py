@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,7 +17,16 @@ from pathlib import Path
 
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["Family", "Launcher", "Library", "family_of", "find_launcher", "find_library"]
+__all__ = [
+    "Family",
+    "Launcher",
+    "Library",
+    "end_with_parent",
+    "family_of",
+    "find_launcher",
+    "find_library",
+    "prepare_mpiexec",
+]
 
 PROBE_TIMEOUT_S = 60.0
 REMEDY = "pip install 'qsgd-hpc[mpich]', or load the module of your site's MPI"
@@ -181,3 +192,19 @@ def find_launcher(library: Library, environ: Mapping[str, str] | None = None) ->
             "the libmpi of that mpiexec."
         )
     raise UsageError(f"no mpiexec found for {library.name}{where}; {REMEDY}")
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Make the kernel send SIGTERM to this process when its parent dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+
+def prepare_mpiexec() -> None:
+    """Prepare a forked process for the exec of mpiexec."""
+    # The ranks' supervisors inherit this: MPICH's mpiexec reports a death by SIGUSR1, which may
+    # arrive before a supervisor has a handler.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    end_with_parent()

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.launch.cluster.hosts import MOST_HOSTS, host_names, hosts_needed
-from qsgd_hpc.launch.cluster.network import Network
+from qsgd_hpc.launch.cluster.network import MOST_HOSTS, Network, host_names, hosts_needed
 from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS
 
 __all__ = [

@@ -1,13 +1,16 @@
-"""Write many ranks' output to one stream, complete lines at a time."""
+"""Write many ranks' output: to one stream by complete lines, and to files of each rank."""
 
 from __future__ import annotations
 
 import select
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["LineSink"]
+from qsgd_hpc.errors import UsageError
+
+__all__ = ["LineSink", "RankFiles"]
 
 HELD_BYTES = 1 << 20  # a longer line is written in parts; the other ranks wait for its end
 PROMPT_S = 0.2  # on a terminal, a partial line (progress bar, prompt) is shown after this pause
@@ -80,11 +83,6 @@ class LineSink:
             self._break_line(owner)
             self._emit(owner, len(self._held[owner]))
 
-    @property
-    def in_mid_line(self) -> bool:
-        """Whether the last byte written was not a newline."""
-        return self._open is not None
-
     def _flush(self, owner: int) -> bool:
         held = self._held[owner]
         count = held.rfind(b"\n") + 1
@@ -144,3 +142,36 @@ def _write_all(stream: BinaryIO, data: bytes) -> None:
             select.select([], [stream], [])
         else:
             view = view[count:]
+
+
+class RankFiles:
+    """``FOLDER/rank.N/stdout`` and ``stderr``, N padded with zeros so that folders sort by rank.
+
+    Args:
+        folder: created if needed; files of an earlier run are overwritten.
+        ranks: number of ranks.
+
+    Raises:
+        UsageError: the folder or a file in it cannot be written.
+    """
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self._files: dict[tuple[int, bool], BinaryIO] = {}
+        width = len(str(ranks - 1))
+        try:
+            for rank in range(ranks):
+                own = folder / f"rank.{rank:0{width}}"
+                own.mkdir(parents=True, exist_ok=True)
+                for is_stderr, name in ((False, "stdout"), (True, "stderr")):
+                    self._files[rank, is_stderr] = (own / name).open("wb", buffering=0)
+        except OSError as error:
+            raise UsageError(f"--output-filename {folder}: {error}") from None
+
+    def write(self, rank: int, is_stderr: bool, data: bytes) -> None:
+        """Append bytes that a rank wrote."""
+        self._files[rank, is_stderr].write(data)
+
+    def close(self) -> None:
+        """Close every file."""
+        for file in self._files.values():
+            file.close()

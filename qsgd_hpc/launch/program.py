@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
 import os
 import shutil
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["resolve_command", "stdin_program_at"]
+__all__ = ["resolve_command", "stdin_program_at", "with_program"]
 
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 
@@ -126,3 +129,41 @@ def _unknown_program(program: str, environ: Mapping[str, str]) -> str:
 def _near(name: str, names: list[str]) -> str:
     near = difflib.get_close_matches(name, sorted(set(names)), n=2)
     return f". Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+
+
+MOST_BYTES = 120_000  # the kernel's limit for one argument is 128 KiB
+_RUN = (
+    "__import__('sys').argv[0]='-';exec(compile(__import__('zlib').decompress("
+    "__import__('base64').b64decode('{}')),'<stdin>','exec',dont_inherit=True))"
+)
+
+
+def with_program(command: Sequence[str], at: int, stdin: BinaryIO | None) -> tuple[str, ...]:
+    """Return a Python command that contains the program that it would read from stdin.
+
+    Args:
+        command: the user's command.
+        at: the position of ``-``, given or implied.
+        stdin: this process's stdin; None if it has none.
+
+    Raises:
+        UsageError: stdin contains no program, or one that is too long.
+    """
+    remedy = "Write the program to a file that every rank can read, and use that file"
+    text_of_command = " ".join(command)
+    if stdin is not None and stdin.isatty():
+        raise UsageError(
+            f"{text_of_command!r} reads its program from stdin, and that is a terminal. {remedy}"
+        )
+    text = b"" if stdin is None else stdin.read()
+    if not text.strip():
+        raise UsageError(
+            f"{text_of_command!r} reads its program from stdin, and there is none. {remedy}"
+        )
+    code = _RUN.format(base64.b64encode(zlib.compress(text, 9)).decode("ascii"))
+    if len(code) > MOST_BYTES:
+        raise UsageError(
+            f"the program on stdin has {len(text):,} bytes, packed {len(code):,}; at most "
+            f"{MOST_BYTES:,} can be sent to the ranks. {remedy}"
+        )
+    return (*command[:at], "-c", code, *command[at + 1 :])

@@ -16,9 +16,8 @@ from qsgd_hpc.launch.cores import usable_cores
 from qsgd_hpc.launch.meeting import Meeting, meeting, remarks, without_outer_launch
 from qsgd_hpc.launch.mpi import Family, Launcher, Library, find_launcher, find_library
 from qsgd_hpc.launch.options import RunOptions, check_options
-from qsgd_hpc.launch.program import resolve_command, stdin_program_at
+from qsgd_hpc.launch.program import resolve_command, stdin_program_at, with_program
 from qsgd_hpc.launch.session import Session, say
-from qsgd_hpc.launch.stdin_program import with_program
 
 __all__ = ["Plan", "plan", "run"]
 

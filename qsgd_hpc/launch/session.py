@@ -17,12 +17,10 @@ from typing import Any, TextIO
 from qsgd_hpc.launch.cluster.link_log import LinkLog
 from qsgd_hpc.launch.command import Command
 from qsgd_hpc.launch.frames import Decoder, Ended, Event, Links, Output, Raw, Started
-from qsgd_hpc.launch.mpi import Family, Launcher
-from qsgd_hpc.launch.mpiexec import prepare_mpiexec
+from qsgd_hpc.launch.mpi import Family, Launcher, prepare_mpiexec
 from qsgd_hpc.launch.options import RunOptions
 from qsgd_hpc.launch.outcome import Ledger, describe_early_end, explain, list_ranks
-from qsgd_hpc.launch.output import LineSink
-from qsgd_hpc.launch.rank_files import RankFiles
+from qsgd_hpc.launch.output import LineSink, RankFiles
 from qsgd_hpc.launch.supervise import catches
 
 __all__ = ["Session", "say"]

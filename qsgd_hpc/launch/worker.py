@@ -9,8 +9,7 @@ import pickle
 import traceback
 
 from qsgd_hpc import env
-from qsgd_hpc.launch import pickles
-from qsgd_hpc.launch.exchange import VARIABLE, Failure, Returned, answer, fetch
+from qsgd_hpc.launch.exchange import VARIABLE, Failure, Returned, answer, dumps_by_value, fetch
 from qsgd_hpc.launch.supervise import launched_rank
 
 __all__ = ["main"]
@@ -21,7 +20,7 @@ def main() -> None:
     sock, (func, args, kwargs) = fetch(env.get(VARIABLE), launched_rank())
     try:
         result = Returned(func(*args, **kwargs))
-        pickles.dumps(result)
+        dumps_by_value(result)
     except BaseException as error:
         answer(sock, _failure(error))
         raise
@@ -30,7 +29,7 @@ def main() -> None:
 
 def _failure(error: BaseException) -> Failure:
     try:
-        exception = pickles.dumps(error)
+        exception = dumps_by_value(error)
         pickle.loads(exception)  # some exceptions can be pickled, but not unpickled
     except Exception:
         exception = None

@@ -130,7 +130,7 @@ def test_a_scheduler_is_added_by_the_documented_steps(
 ON_ONE_RANK = """
 from toyframe import Tensor
 import qsgd_hpc.toyframe as hvd
-from qsgd_hpc.checkup.frameworks import frameworks
+from qsgd_hpc.checkup.installation import frameworks
 from qsgd_hpc.eight_steps.frameworks import is_distributed
 from qsgd_hpc.launch.check_build import table
 

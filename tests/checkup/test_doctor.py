@@ -17,11 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from qsgd_hpc import doctor as verb
-from qsgd_hpc.checkup import CHECKS, Finding, Level, examine, installation, machine, torchrun
-from qsgd_hpc.checkup import frameworks as frameworks_module
-from qsgd_hpc.checkup import home as home_module
-from qsgd_hpc.checkup import mpi as mpi_module
-from qsgd_hpc.checkup import site as site_module
+from qsgd_hpc.checkup import CHECKS, Finding, Level, examine, installation, jobs, launching, machine
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.mpi import Family, Launcher, Library
 
@@ -111,14 +107,14 @@ def test_what_a_shell_says_of_ranks_is_noted(monkeypatch: pytest.MonkeyPatch) ->
     pytest.importorskip("torch")
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    assert levels(torchrun.torchrun()) == ["ok"]
+    assert levels(launching.torchrun()) == ["ok"]
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
         monkeypatch.setenv("MASTER_PORT", str(port))
         monkeypatch.setenv("RANK", "3")
-        place, busy, stale = torchrun.torchrun()
+        place, busy, stale = launching.torchrun()
     assert f"at this shell's MASTER_PORT={port}" in place.text
     assert f"MASTER_PORT={port} is not available on this host" in busy.text
     assert stale.remedy == "unset RANK"
@@ -142,8 +138,8 @@ def test_mpi_that_is_missing_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None
     def missing() -> Library:
         raise UsageError("no MPI library can be loaded")
 
-    monkeypatch.setattr(mpi_module, "find_library", missing)
-    found = only(mpi_module.mpi())
+    monkeypatch.setattr(launching, "find_library", missing)
+    found = only(launching.mpi())
     assert found.level is Level.FAULT
     assert found.remedy.startswith("Run pip install 'qsgd-hpc[mpich]'")
 
@@ -152,11 +148,11 @@ def test_mpiexec_of_another_mpi_that_comes_first_is_noted(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = install("mpiexec", "true")
-    monkeypatch.setattr(mpi_module, "find_library", lambda: MPICH)
+    monkeypatch.setattr(launching, "find_library", lambda: MPICH)
     for path, expected in ((first, ["ok", "ok"]), (tmp_path / "x", ["ok", "ok", "note"])):
         launcher = Launcher(Family.HYDRA, path, "Hydra 5.0.2")
-        monkeypatch.setattr(mpi_module, "find_launcher", lambda _, found=launcher: found)
-        assert levels(mpi_module.mpi()) == expected
+        monkeypatch.setattr(launching, "find_launcher", lambda _, found=launcher: found)
+        assert levels(launching.mpi()) == expected
 
 
 def test_no_mpiexec_matters_less_where_a_scheduler_starts_jobs(
@@ -165,12 +161,12 @@ def test_no_mpiexec_matters_less_where_a_scheduler_starts_jobs(
     def missing(_: Library) -> Launcher:
         raise UsageError("no mpiexec found")
 
-    monkeypatch.setattr(mpi_module, "find_library", lambda: MPICH)
-    monkeypatch.setattr(mpi_module, "find_launcher", missing)
-    assert levels(mpi_module.mpi()) == ["ok", "fault"]
+    monkeypatch.setattr(launching, "find_library", lambda: MPICH)
+    monkeypatch.setattr(launching, "find_launcher", missing)
+    assert levels(launching.mpi()) == ["ok", "fault"]
     install("sbatch", "true")
     install("scontrol", "true")
-    assert levels(mpi_module.mpi()) == ["ok", "note"]
+    assert levels(launching.mpi()) == ["ok", "note"]
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
@@ -180,14 +176,14 @@ def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
         except KeyError:
             raise metadata.PackageNotFoundError(name) from None
 
-    monkeypatch.setattr(frameworks_module, "version", version)
+    monkeypatch.setattr(installation, "version", version)
 
 
 def test_frameworks_are_listed_and_too_old_ones_are_faults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     installed(monkeypatch, torch="2.4.0+cpu", jax="0.4.30")
-    found = frameworks_module.frameworks()
+    found = installation.frameworks()
     assert [(f.topic, f.level.value) for f in found] == [("PyTorch", "ok"), ("JAX", "fault")]
     assert "older than 0.5" in found[1].text
     assert "pip install 'qsgd-hpc[jax]'" in found[1].remedy
@@ -201,22 +197,22 @@ def test_tensorflow_needs_its_compiled_operations(
     if there:
         file.write_bytes(b"")
     installed(monkeypatch, tensorflow_cpu="2.21.0")
-    monkeypatch.setattr(frameworks_module, "_file", lambda binding, suffix: file)
-    found = only(frameworks_module.frameworks())
+    monkeypatch.setattr(installation, "_file", lambda binding, suffix: file)
+    found = only(installation.frameworks())
     assert found.level is (Level.OK if there else Level.FAULT)
 
 
 def test_no_framework_at_all_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
-    assert only(frameworks_module.frameworks()).level is Level.NOTE
+    assert only(installation.frameworks()).level is Level.NOTE
 
 
 def test_site_here_is_named_and_a_broken_profile_is_a_fault(tmp_path: Path) -> None:
-    assert only(site_module.site()).text.startswith("local: ")
+    assert only(jobs.site()).text.startswith("local: ")
     folder = tmp_path / "home" / "sites"
     folder.mkdir(parents=True)
     (folder / "polaris.yaml").write_text("quue: 1\n")
-    found = site_module.site()
+    found = jobs.site()
     assert levels(found) == ["ok", "fault"]
     assert "line 1: unknown key 'quue'" in found[1].text
 
@@ -224,7 +220,7 @@ def test_site_here_is_named_and_a_broken_profile_is_a_fault(tmp_path: Path) -> N
 def test_guessed_site_is_noted(install: Install) -> None:
     install("sbatch", "true")
     install("scontrol", "true")
-    found = only(site_module.site())
+    found = only(jobs.site())
     assert found.level is Level.NOTE
     assert "sites new NAME" in found.remedy
 
@@ -233,13 +229,13 @@ def test_site_without_account_or_command_is_said(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QSGD_SITE", "polaris")
-    assert "qsub is not on PATH" in only(site_module.site()).text
+    assert "qsub is not on PATH" in only(jobs.site()).text
     install("qsub", "true")
-    found = site_module.site()
+    found = jobs.site()
     assert found[0].level == "ok"
     assert any("QSGD_ACCOUNT" in each.remedy for each in found[1:])
     monkeypatch.setenv("QSGD_ACCOUNT", "p")
-    assert not any("QSGD_ACCOUNT" in each.remedy for each in site_module.site())
+    assert not any("QSGD_ACCOUNT" in each.remedy for each in jobs.site())
 
 
 def test_facts_that_are_not_confirmed_are_noted(
@@ -248,18 +244,18 @@ def test_facts_that_are_not_confirmed_are_noted(
     install("sbatch", "true")
     install("scontrol", "true")
     monkeypatch.setenv("QSGD_SITE", "perlmutter")
-    assert "queues.debug" in site_module.site()[1].text
+    assert "queues.debug" in jobs.site()[1].text
 
 
 def test_job_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    assert levels(home_module.job_folder()) == ["ok"]
+    assert levels(jobs.job_folder()) == ["ok"]
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_job_folder_that_cannot_be_written_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QSGD_HOME", "/proc/nothing/here")
-    found = only(home_module.job_folder())
+    found = only(jobs.job_folder())
     assert found.level is Level.FAULT
     assert "QSGD_HOME" in found.remedy
 
@@ -269,12 +265,12 @@ def test_job_folder_that_cannot_be_written_is_a_fault(monkeypatch: pytest.Monkey
 )
 def test_little_room_is_said(free_bytes: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free_bytes))
-    assert levels(home_module.job_folder()) == [level]
+    assert levels(jobs.job_folder()) == [level]
 
 
 def test_file_system_without_working_locks_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    found = home_module.job_folder()
+    found = jobs.job_folder()
     assert levels(found) == ["ok", "fault"]
     assert "have no effect" in found[1].text
 
@@ -282,14 +278,14 @@ def test_file_system_without_working_locks_is_a_fault(monkeypatch: pytest.Monkey
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    assert "Function not implemented" in home_module.job_folder()[1].text
+    assert "Function not implemented" in jobs.job_folder()[1].text
 
 
 def test_file_system_that_renames_onto_a_folder_is_a_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Path, "rename", lambda self, target: None)
-    found = home_module.job_folder()
+    found = jobs.job_folder()
     assert "replacing another's" in found[1].text
 
 
@@ -304,7 +300,7 @@ def test_rename_that_fails_for_another_reason_does_not_pass(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fails)
-    (found,) = examine({"job folder": home_module.job_folder})
+    (found,) = examine({"job folder": jobs.job_folder})
     assert found.level is Level.FAULT
     assert "Input/output error" in found.text
 

@@ -6,7 +6,7 @@ import libcst as cst
 import pytest
 
 from qsgd_hpc.eight_steps.check import check
-from qsgd_hpc.eight_steps.check.flow import trace
+from qsgd_hpc.eight_steps.check.facts import trace
 from qsgd_hpc.eight_steps.check.ranks import differs, guarded
 from qsgd_hpc.eight_steps.check.reach import reach
 from qsgd_hpc.eight_steps.reading import Script, parse

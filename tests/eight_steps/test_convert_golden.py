@@ -15,7 +15,7 @@ import pytest
 
 from qsgd_hpc.eight_steps.check import check
 from qsgd_hpc.eight_steps.convert import Conversion, convert
-from qsgd_hpc.eight_steps.convert.explain import to_decide
+from qsgd_hpc.eight_steps.convert.cli import to_decide
 from qsgd_hpc.eight_steps.reading import parse
 
 FOLDER = Path(__file__).parents[1] / "convert"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qsgd_hpc.eight_steps.convert import convert
-from qsgd_hpc.eight_steps.convert.edits import Edit, apply
+from qsgd_hpc.eight_steps.convert.plan import Edit, apply
 from qsgd_hpc.errors import UsageError
 from tests.eight_steps.scripts import done, torch_script
 

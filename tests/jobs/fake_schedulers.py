@@ -15,7 +15,7 @@ from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job
 from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.schedulers import command, news
+from qsgd_hpc.jobs.schedulers import command, progress
 from qsgd_hpc.jobs.schedulers.command import Answer
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -140,7 +140,7 @@ def submitted(fakes: Fakes, site: str, scheduler_id: str) -> Job:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the schedulers' time to learn of a new job be over."""
-    monkeypatch.setattr(news, "SETTLE_S", 0.0)
+    monkeypatch.setattr(progress, "SETTLE_S", 0.0)
 
 
 @pytest.fixture

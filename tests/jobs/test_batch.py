@@ -20,7 +20,7 @@ from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.model import Job, Progress
 from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.schedulers import command, news, pbs, slurm
+from qsgd_hpc.jobs.schedulers import command, pbs, progress, slurm
 from tests.jobs.fake_schedulers import (
     SERVER,
     Fakes,
@@ -88,7 +88,7 @@ def test_pbs_job_that_vanished_is_lost_with_the_likely_reason(
     job = submitted(fakes, "polaris", f"7.{SERVER}")
     fakes.replays("qstat", "pbs/vanished")
     assert jobs.get(job.id).state is S.QUEUED
-    monkeypatch.setattr(news, "SETTLE_S", 0.0)
+    monkeypatch.setattr(progress, "SETTLE_S", 0.0)
     lost = jobs.get(job.id)
     assert lost.state is S.LOST
     assert "routing queue" in lost.progress.why

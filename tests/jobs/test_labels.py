@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qsgd_hpc.jobs.commands.labels import Output
+from qsgd_hpc.jobs.commands.jobs import Output
 
 
 @pytest.fixture

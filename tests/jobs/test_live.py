@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from qsgd_hpc.jobs import sites
+from qsgd_hpc.jobs.sites.check import differences
 from qsgd_hpc.jobs.sites.draft import draft
 from qsgd_hpc.jobs.sites.live import Live, LiveQueue, pbs, slurm
-from qsgd_hpc.jobs.sites.live.compare import differences
 from qsgd_hpc.jobs.sites.profile import Queue, Site
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

@@ -14,7 +14,7 @@ from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.commands.jobs import wait
 from qsgd_hpc.jobs.commands.submit import submit
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.request.choices import choice_faults, complete
+from qsgd_hpc.jobs.request.prepare import choice_faults, complete
 from qsgd_hpc.jobs.request.validate import Facts, fill, request_faults, site_faults, site_notes
 from qsgd_hpc.jobs.sites.queues import pick, queue_faults
 from qsgd_hpc.jobs.words import clock, minutes

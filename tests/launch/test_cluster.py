@@ -13,10 +13,16 @@ from hypothesis import strategies as st
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch import cli
 from qsgd_hpc.launch.cluster import Network, enter, links, parse
-from qsgd_hpc.launch.cluster.hosts import MOST_HOSTS, address, host_names, hosts_file, hosts_needed
 from qsgd_hpc.launch.cluster.keeper import Task, command
 from qsgd_hpc.launch.cluster.link_log import LinkLog
-from qsgd_hpc.launch.cluster.network import split
+from qsgd_hpc.launch.cluster.network import (
+    MOST_HOSTS,
+    address,
+    host_names,
+    hosts_file,
+    hosts_needed,
+    split,
+)
 from qsgd_hpc.launch.cluster.obstacles import ClusterError, explain_tool
 from qsgd_hpc.launch.command import Machine, build_command
 from qsgd_hpc.launch.frames import Decoder, Links

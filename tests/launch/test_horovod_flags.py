@@ -13,8 +13,8 @@ from qsgd_hpc.launch.horovod_flags import (
     SETTINGS,
     read_config,
     values_after,
+    variables_and_remarks,
 )
-from qsgd_hpc.launch.horovod_options import variables_and_remarks
 from qsgd_hpc.launch.options import RunOptions
 
 

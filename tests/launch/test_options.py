@@ -17,8 +17,7 @@ from qsgd_hpc.launch.options import (
     parse_hostfile,
     parse_hosts,
 )
-from qsgd_hpc.launch.program import resolve_command, stdin_program_at
-from qsgd_hpc.launch.stdin_program import with_program
+from qsgd_hpc.launch.program import resolve_command, stdin_program_at, with_program
 
 
 def test_hosts_without_a_number_have_one_slot() -> None:

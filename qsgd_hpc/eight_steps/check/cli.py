@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from qsgd_hpc.eight_steps.check.finding import Finding, Severity
 from qsgd_hpc.eight_steps.check.fixing import Fixed, diff, examine, fix
 from qsgd_hpc.eight_steps.check.helpers import helpers
-from qsgd_hpc.eight_steps.check.output import as_json, lines, summary
 from qsgd_hpc.eight_steps.check.sarif import sarif
 from qsgd_hpc.eight_steps.reading import Script, read
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs.words import counted, listing
 
 __all__ = ["check_command"]
 
@@ -102,6 +104,59 @@ def serial_text(script: Script) -> str:
         f"{script.path}: not a distributed script: it imports neither horovod nor a framework's "
         f"module of qsgd_hpc. Convert it with: qsgd-hpc convert {script.path}"
     )
+
+
+Found = Sequence[tuple[Path, Finding]]
+COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+
+
+def lines(path: Path, finding: Finding) -> list[str]:
+    """Return the text of a finding: position, rule and reason, then the remedy."""
+    level = click.style(finding.severity.value, fg=COLOURS[finding.severity])
+    place = f"{path}:{finding.line}:{finding.column}"
+    mark = " [--fix]" if finding.fixable else ""
+    return [
+        f"{place}: {level} {finding.rule.id} {finding.rule.title}: {finding.reason}",
+        f"    {finding.remedy}{mark}",
+    ]
+
+
+def summary(found: Found, scripts: int, fixed: int = 0) -> str:
+    """Return the last line, with the counts."""
+    done = f"{counted(fixed, 'finding')} fixed; " if fixed else ""
+    where = counted(scripts, "script")
+    if not found:
+        return f"{done}{where}: nothing {'else ' if fixed else ''}to report"
+    levels = [each.severity for _, each in found]
+    kinds = [counted(levels.count(s), s.value) for s in Severity if s in levels]
+    fixable = sum(each.fixable for _, each in found)
+    can = f"; --fix corrects {fixable}" if fixable else ""
+    return f"{done}{where}: {listing(kinds, 'and')}{can}"
+
+
+def as_json(found: Found, scripts: int, fixed: int) -> dict[str, Any]:
+    """Return findings as JSON values; `schema` is increased when a key changes its meaning."""
+    return {
+        "schema": 1,
+        "scripts": scripts,
+        "fixed": fixed,
+        "findings": [row(path, each) for path, each in found],
+    }
+
+
+def row(path: Path, finding: Finding) -> dict[str, Any]:
+    return {
+        "path": str(path),
+        "line": finding.line,
+        "column": finding.column,
+        "rule": finding.rule.id,
+        "step": finding.rule.step,
+        "severity": finding.severity.value,
+        "title": finding.rule.title,
+        "reason": finding.reason,
+        "remedy": finding.remedy,
+        "fixable": finding.fixable,
+    }
 
 
 if __name__ == "__main__":

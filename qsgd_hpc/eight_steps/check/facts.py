@@ -9,14 +9,13 @@ from functools import cached_property
 import libcst as cst
 
 from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
-from qsgd_hpc.eight_steps.check.flow import Event, trace
 from qsgd_hpc.eight_steps.check.helpers import Helpers, api_names, helpers
 from qsgd_hpc.eight_steps.check.ranks import guarded, left_before
 from qsgd_hpc.eight_steps.check.reach import Reach, reach
 from qsgd_hpc.eight_steps.check.rules import rule
-from qsgd_hpc.eight_steps.reading import Branch, Framework, Script
+from qsgd_hpc.eight_steps.reading import Branch, Framework, Loop, Script
 
-__all__ = ["COLLECTIVES", "Facts", "facts"]
+__all__ = ["COLLECTIVES", "Event", "Facts", "facts", "trace"]
 
 COLLECTIVES = frozenset(
     f"{prefix}{name}{suffix}"
@@ -222,3 +221,65 @@ def is_method(call: cst.Call) -> bool:
 def facts(script: Script) -> Facts:
     """Return the facts of a script for the rules; reads the modules next to it."""
     return Facts(script, helpers(script))
+
+
+MOST_ENTRIES = 3  # most entries into one function; later calls of it are not followed
+MOST_EVENTS = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Event:
+    """One call, and the calls of the script's functions that led to it, the outermost first."""
+
+    call: cst.Call
+    through: tuple[cst.Call, ...]
+
+    def sites(self) -> tuple[cst.Call, ...]:
+        """Return the call and those that led to it, the innermost first."""
+        return (self.call, *reversed(self.through))
+
+    def loops(self, script: Script) -> tuple[Loop, ...]:
+        """Return all loops that repeat it, the innermost first."""
+        return tuple(loop for site in self.sites() for loop in script.loops(site))
+
+    def branches(self, script: Script) -> tuple[Branch, ...]:
+        """Return all conditions it depends on, the innermost first."""
+        return tuple(branch for site in self.sites() for branch in script.branches(site))
+
+
+def trace(script: Script) -> tuple[Event, ...]:
+    """Return the calls that running a script makes, in order, including those inside its functions.
+
+    An approximation: both branches of every condition are taken, and loops run once.
+    """
+    by_scope: dict[cst.FunctionDef | None, list[cst.Call]] = {}
+    for call in script.calls:
+        by_scope.setdefault(script.function(call), []).append(call)
+    entered: dict[cst.FunctionDef, int] = {}
+    count = 0
+
+    def body(scope: cst.FunctionDef | None, through: tuple[cst.Call, ...]) -> Iterator[Event]:
+        nonlocal count
+        for call in by_scope.get(scope, ()):
+            for function in targets(script, call):
+                times = entered.get(function, 0)
+                inside = any(function is script.definition(site) for site in through)
+                if times < MOST_ENTRIES and not inside and count < MOST_EVENTS:
+                    entered[function] = times + 1
+                    yield from body(function, (*through, call))
+            count += 1
+            yield Event(call, through)
+
+    return tuple(body(None, ()))
+
+
+def targets(script: Script, call: cst.Call) -> Iterator[cst.FunctionDef]:
+    """Yield the script's functions that a call runs: the called one, else those passed to it."""
+    own = script.definition(call)
+    if own is not None:
+        yield own
+    for each in call.args:
+        if isinstance(each.value, (cst.Name, cst.Attribute)):
+            given = script.definition(each.value)
+            if given is not None and own is None:
+                yield given

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import click
 
 from qsgd_hpc.eight_steps.convert.conversion import FRAMEWORKS, Conversion
 from qsgd_hpc.eight_steps.convert.conversion import convert as converted
-from qsgd_hpc.eight_steps.convert.explain import explanation, to_decide
+from qsgd_hpc.eight_steps.convert.plan import TODO
+from qsgd_hpc.eight_steps.lines import lines as split
+from qsgd_hpc.eight_steps.steps import STEPS
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["convert"]
+__all__ = ["convert", "to_decide"]
 
 
 def _read(script: Path) -> bytes:
@@ -65,11 +68,49 @@ def convert(script: Path, output: Path | None, framework: str, diff: bool, expla
     # Standard output contains the script, so text for the user goes to stderr.
     to_stderr = output is None
     if explain:
-        click.echo(explanation(done), err=to_stderr)
+        click.echo(_explanation(done), err=to_stderr)
     if output is not None:
         click.echo(f"{output}: written; try it with: qsgd-hpc run -np 2 {output}")
     if done.to_decide:
         click.echo(to_decide(done, str(output or script)), err=to_stderr)
+
+
+def _wrapped(text: str, indent: str) -> str:
+    return textwrap.fill(text, 96, initial_indent=indent, subsequent_indent=indent)
+
+
+def _explanation(done: Conversion) -> str:
+    """Return the reason for each step, and the actions with their lines in the serial script."""
+    parts = [
+        f"{done.path}: a script of {done.framework.value}. Line numbers refer to the serial script."
+    ]
+    for step in STEPS:
+        notes = [note for note in done.notes if note.step == step.number]
+        parts += ["", f"Step {step.number}: {step.name}", _wrapped(step.why, "  ")]
+        texts: dict[str, list[int]] = {}
+        for note in notes:
+            texts.setdefault(note.text, []).append(note.line)
+        for text, lines in texts.items():
+            where = ", ".join(str(line) for line in sorted(set(lines)))
+            parts.append(_wrapped(f"line {where}: {text}", "  "))
+        if not notes:
+            parts.append("  No change in this script.")
+    return "\n".join(parts)
+
+
+def to_decide(done: Conversion, name: str) -> str:
+    """Return the list of open decisions, with the lines of the new script.
+
+    Args:
+        done: the conversion.
+        name: name of the new script.
+    """
+    lines = ["To decide:"]
+    for number, line in enumerate(split(done.after), start=1):
+        _, marked, begin = line.partition(TODO)
+        notes = [n for n in done.to_decide if marked and n.text.startswith(begin.strip())]
+        lines += [f"  {name}:{number}: {note.text}" for note in notes[:1]]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

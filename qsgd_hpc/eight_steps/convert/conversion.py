@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qsgd_hpc.eight_steps import lines
-from qsgd_hpc.eight_steps.convert.edits import apply
 from qsgd_hpc.eight_steps.convert.jax_script import convert_jax
 from qsgd_hpc.eight_steps.convert.keras_script import convert_keras
-from qsgd_hpc.eight_steps.convert.plan import Note, Plan
+from qsgd_hpc.eight_steps.convert.plan import Note, Plan, apply
 from qsgd_hpc.eight_steps.convert.tf1_script import convert_tf1
 from qsgd_hpc.eight_steps.convert.tf2_script import convert_tf2
 from qsgd_hpc.eight_steps.convert.torch_script import convert_torch

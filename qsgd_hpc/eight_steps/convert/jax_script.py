@@ -14,8 +14,7 @@ from qsgd_hpc.eight_steps.convert.loops import reaching, train_loops
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
-from qsgd_hpc.eight_steps.convert.rates import LINEAR, is_number, scaled
-from qsgd_hpc.eight_steps.convert.warmup import Steps, steps_of
+from qsgd_hpc.eight_steps.convert.rates import LINEAR, Steps, is_number, scaled, steps_of
 from qsgd_hpc.eight_steps.reading import Script, dotted
 from qsgd_hpc.errors import UsageError
 

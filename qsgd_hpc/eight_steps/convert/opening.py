@@ -8,22 +8,15 @@ from collections.abc import Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.calls import find, name_of_module
-from qsgd_hpc.eight_steps.convert.edits import Edit
-from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.convert.plan import Edit, Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted
 
 __all__ = ["import_line", "numpy_seeds", "open_script", "unlike_ranks"]
 
-RANDOM = re.compile(
-    r"(^|\.)([Dd]ropout\w*|Random\w+|AutoAugment|TrivialAugment\w*|bernoulli|GaussianNoise"
-    r"|rand|randn|randint|normal|uniform|rand_like|randn_like)$"
-)
 NUMPY = re.compile(
     r"^numpy\.random\.(rand|randn|randint|random|normal|uniform|permutation|shuffle|choice"
     r"|standard_normal|random_sample)$"
 )
-
-
 # Calls that may stand between the imports at the top of a script, because they only prepare them.
 PREPARING = re.compile(r"^(os|sys|warnings|logging|matplotlib|pathlib|site)(\.|$)")
 

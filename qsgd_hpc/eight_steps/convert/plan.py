@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.edits import Edit
 from qsgd_hpc.eight_steps.lines import margin
 from qsgd_hpc.eight_steps.reading import Script
 from qsgd_hpc.eight_steps.steps import step
 
-__all__ = ["TODO", "WIDTH", "Note", "Plan"]
+__all__ = ["TODO", "WIDTH", "Edit", "Note", "Plan", "apply"]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace text[start:end] by `text`; with start == end, insert it.
+
+    Attributes:
+        order: order of several insertions at one place, smaller ones first.
+    """
+
+    start: int
+    end: int
+    text: str
+    order: int = 0
+
+
+def apply(text: str, edits: Iterable[Edit]) -> str:
+    """Return the text with all edits made; all other text keeps its bytes.
+
+    Insertions inside of a replaced part are dropped; replaced parts must not overlap.
+    """
+    parts, position = [], 0
+    for edit in sorted(edits, key=lambda e: (e.start, e.end > e.start, e.order)):
+        if edit.start < position and edit.start == edit.end:
+            continue
+        assert edit.start >= position, f"edits overlap at {edit.start}: {edit.text!r}"
+        parts += [text[position : edit.start], edit.text]
+        position = edit.end
+    return "".join([*parts, text[position:]])
+
 
 TODO = "# qsgd-hpc: TODO"
 WIDTH = 96

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.calls import find, walk
-from qsgd_hpc.eight_steps.convert.edits import Edit
-from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.convert.plan import Edit, Plan
 from qsgd_hpc.eight_steps.convert.records import RUNS, looks, muted, nowhere, opens, record_once
 from qsgd_hpc.eight_steps.reading import Script, dotted
 

@@ -8,14 +8,13 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening
 from qsgd_hpc.eight_steps.convert.arrays import shard_arrays
-from qsgd_hpc.eight_steps.convert.calls import argument_node, find, names_in
-from qsgd_hpc.eight_steps.convert.loops import TrainLoop, reaching, train_loops
+from qsgd_hpc.eight_steps.convert.calls import argument_node, body_of, find, names_in, position_of
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, reaching, sources, train_loops
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
 from qsgd_hpc.eight_steps.convert.rates import LINEAR, scale
-from qsgd_hpc.eight_steps.convert.tf1_session import open_sessions
-from qsgd_hpc.eight_steps.reading import Script
+from qsgd_hpc.eight_steps.reading import Script, dotted
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert_tf1"]
@@ -47,7 +46,7 @@ def convert_tf1(plan: Plan) -> None:
             plan.todo(call, "multiply the learning rate by hvd.size(), after a warm-up.")
         plan.before(call, *plan.comment(5, MEAN, call))
         plan.wrap(call, "hvd.DistributedOptimizer(", ")")
-    pinned = open_sessions(plan)
+    pinned = _open_sessions(plan)
     for loop in loops:
         average_metrics(plan, loop)
     opening.numpy_seeds(plan)
@@ -83,3 +82,118 @@ def _data(plan: Plan, loop: TrainLoop) -> None:
     )
     text = "feed each rank its own samples, with the same number of steps on all ranks."
     plan.todo(loop.loop, text if drawn else f"shard the data: {text}")
+
+
+SESSION = re.compile(r"^tensorflow\.(compat\.v1\.)?(Interactive)?Session$")
+MONITORED = re.compile(r"^tensorflow\.(compat\.v1\.)?train\.MonitoredTrainingSession$")
+RANK_0 = re.compile(
+    r"\.train\.(LoggingTensorHook|CheckpointSaverHook|SummarySaverHook|StepCounterHook)$"
+)
+ALIKE = "Every rank starts with rank 0's values."
+SAVE = "All ranks have the same state, so one copy is enough."
+
+
+def _open_sessions(plan: Plan) -> bool:
+    """Pin the GPU of every session and broadcast its initial state; False without sessions."""
+    script = plan.script
+    plain = [c for c in script.calls if SESSION.match(script.called(c))]
+    monitored = [c for c in script.calls if MONITORED.match(script.called(c))]
+    for call in (*plain, *monitored):
+        _pin(plan, call)
+    for call in monitored:
+        _monitored(plan, call)
+    for call in script.calls:
+        if script.called(call).endswith(".StopAtStepHook"):
+            last = argument_node(call, "last_step", 1) or argument_node(call, "num_steps", 0)
+            if last is not None:
+                text = "All ranks together take as many batches as one rank did."
+                plan.before(call, *plan.comment(3, text, call))
+                code = script.code(last)
+                simple = isinstance(last, cst.Name | cst.Attribute | cst.Integer)
+                plan.replace(last, f"{code if simple else f'({code})'} // hvd.size()")
+    if plain:
+        _initialised(plan)
+    return bool(plain or monitored)
+
+
+def _pin(plan: Plan, call: cst.Call) -> None:
+    script = plan.script
+    config = argument_node(call, "config", 2)
+    text = "The ranks of a node each take their own."
+    device = "config.gpu_options.visible_device_list = str(hvd.local_rank())"
+    if config is None:
+        prefix = (
+            script.code(call.func).rpartition(".train.")[0]
+            or script.code(call.func).rpartition(".")[0]
+        )
+        plan.before(call, *plan.comment(2, text, call))
+        plan.before(call, f"config = {prefix}.ConfigProto()", device)
+        plan.add_argument(call, "config=config")
+        return
+    found = script.binding(config) if dotted(config) else None
+    if found is None or found.how != "assign":
+        plan.todo(call, "choose the GPU in this config: gpu_options.visible_device_list.")
+        return
+    plan.after(
+        found.at, *plan.comment(2, text, found.at), device.replace("config", dotted(config), 1)
+    )
+
+
+def _monitored(plan: Plan, call: cst.Call) -> None:
+    script = plan.script
+    hook = "hvd.BroadcastGlobalVariablesHook(0)"
+    hooks = argument_node(call, "hooks", 5) if find(call, "hooks") else None
+    known = sources(script, hooks)[0] if hooks is not None else None
+    if hooks is None:
+        plan.before(call, *plan.comment(6, ALIKE, call))
+        plan.add_argument(call, f"hooks=[{hook}]")
+    elif isinstance(known, cst.List):
+        plan.before(known, *plan.comment(6, ALIKE, known))
+        plan.insert(plan.offset(script.start(known)) + 1, f"{hook}, " if known.elements else hook)
+        for element in known.elements:
+            made = script.value(element.value)
+            if isinstance(made, cst.Call) and RANK_0.search(script.called(made)):
+                plan.before(known, *plan.comment(7, SAVE, known, once=True))
+                plan.wrap(element.value, "*([", "] if hvd.rank() == 0 else [])")
+    else:
+        plan.before(call, *plan.comment(6, ALIKE, call))
+        plan.wrap(hooks, f"[{hook}, *", "]")
+    folder = argument_node(call, "checkpoint_dir", 2) if find(call, "checkpoint_dir") else None
+    if folder is not None:
+        plan.before(call, *plan.comment(7, SAVE, call, once=True))
+        plan.replace(folder, f"{script.code(folder)} if hvd.rank() == 0 else None")
+
+
+def _initialised(plan: Plan) -> None:
+    """Broadcast after a session initialises its variables, or restores them."""
+    script = plan.script
+    found = False
+    for call in script.calls:
+        if (
+            not isinstance(call.func, cst.Attribute)
+            or call.func.attr.value != "run"
+            or not call.args
+        ):
+            continue
+        made = script.value(call.args[0].value)
+        if not _initialiser(script, made):
+            continue
+        statement: cst.CSTNode = plan.anchor(call)
+        body = body_of(script, statement)
+        for other in script.calls:
+            if script.called(other).endswith("Saver().restore"):
+                index = position_of(script, other, body)
+                if index > position_of(script, statement, body):
+                    statement = body[index]
+        session = script.code(call.func.value)
+        line = f"{session}.run(hvd.broadcast_global_variables(0))"
+        plan.after(statement, *plan.comment(6, ALIKE, statement), line)
+        found = True
+    if not found:
+        opened = next(c for c in script.calls if SESSION.match(script.called(c)))
+        plan.todo(opened, "session.run(hvd.broadcast_global_variables(0)) when it has variables.")
+
+
+def _initialiser(script: Script, node: cst.CSTNode) -> bool:
+    names = ("global_variables_initializer", "initialize_all_variables")
+    return isinstance(node, cst.Call) and script.called(node).endswith(names)

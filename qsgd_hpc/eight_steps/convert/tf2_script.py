@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert import opening, tf2_broadcast, tf_data
+from qsgd_hpc.eight_steps.convert import opening, tf_data
 from qsgd_hpc.eight_steps.convert.arrays import shard_arrays
-from qsgd_hpc.eight_steps.convert.calls import argument_node, name_of_module
+from qsgd_hpc.eight_steps.convert.calls import argument_node, inside, name_of_module, position_of
 from qsgd_hpc.eight_steps.convert.downloads import download_once
 from qsgd_hpc.eight_steps.convert.keras_optimizer import is_optimizer, scale_optimizer
 from qsgd_hpc.eight_steps.convert.keras_script import reseed
@@ -14,9 +17,8 @@ from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, reaching, tr
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
-from qsgd_hpc.eight_steps.convert.rates import LINEAR, is_number, scaled
-from qsgd_hpc.eight_steps.convert.tf2_metrics import sum_metrics
-from qsgd_hpc.eight_steps.convert.warmup import Steps, steps_of
+from qsgd_hpc.eight_steps.convert.rates import LINEAR, Steps, is_number, scaled, steps_of
+from qsgd_hpc.eight_steps.reading import Script, argument, dotted
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert_tf2"]
@@ -54,10 +56,10 @@ def convert_tf2(plan: Plan) -> None:
     for call in script.calls:
         if isinstance(call.func, cst.Attribute) and call.func.attr.value == "minimize":
             plan.todo(call, "average the gradients: use tape.gradient() and apply_gradients().")
-    tf2_broadcast.broadcast(plan, loops, gradients, applies)
+    _broadcast(plan, loops, gradients, applies)
     for loop in loops:
         average_metrics(plan, loop)
-    sum_metrics(plan, loops)
+    _sum_metrics(plan, loops)
     _writers(plan)
     reseed(plan)
     opening.numpy_seeds(plan)
@@ -136,3 +138,154 @@ def _writers(plan: Plan) -> None:
             text = "Otherwise every line would appear once per rank."
             plan.before(call, *plan.comment(7, text, call, once=True))
             plan.wrap(call, "", f" if hvd.rank() == 0 else {tf}.create_noop_writer()")
+
+
+METRIC = re.compile(r"^(keras|tensorflow\.keras)\.metrics\.[A-Z]\w*\(\)(\.update_state)?$")
+METRICS_TEXT = (
+    "The metrics cover this rank's shard; with the sums of all ranks they cover all data."
+)
+
+
+def _sum_metrics(plan: Plan, loops: Sequence[TrainLoop]) -> None:
+    """Sum the state of each loop's metrics over the ranks, after the loop."""
+    script = plan.script
+    tf = name_of_module(script, "tensorflow") or "tf"
+    for loop in loops:
+        names = _updated(script, loop)
+        kept = [name for name in names if not _is_reset(script, name)]
+        outer = loop.epochs is not None or script.function(loop.loop) is not None
+        if kept and outer:
+            plan.todo(loop.loop, f"average over the ranks: {', '.join(kept)}.")
+            names = [name for name in names if name not in kept]
+        if names:
+            given = f"({', '.join(names)})" if len(names) > 1 else f"({names[0]},)"
+            plan.after(
+                loop.loop,
+                *plan.comment(8, METRICS_TEXT, loop.loop),
+                f"for metric in {given}:",
+                "    for value in metric.variables:",
+                f"        value.assign(hvd.allreduce({tf}.convert_to_tensor(value), op=hvd.Sum))",
+            )
+
+
+def _updated(script: Script, loop: TrainLoop) -> list[str]:
+    called = script.definition(loop.step)
+    found = []
+    for call in script.calls:
+        here = inside(script, call, loop.loop) or (called and inside(script, call, called))
+        if here and METRIC.match(script.called(call)):
+            node = call.func
+            if isinstance(node, cst.Attribute) and node.attr.value == "update_state":
+                node = node.value
+            found.append(dotted(node))
+    return list(dict.fromkeys(name for name in found if name))
+
+
+def _is_reset(script: Script, name: str) -> bool:
+    resets = [
+        c
+        for c in script.calls
+        if isinstance(c.func, cst.Attribute)
+        and c.func.attr.value in ("reset_state", "reset_states")
+    ]
+    return any(
+        dotted(c.func.value) == name for c in resets if isinstance(c.func, cst.Attribute)
+    ) or any(
+        isinstance(c.func, cst.Attribute)
+        and (bound := script.binding(c.func.value)) is not None
+        and bound.how == "for"
+        and bound.value is not None
+        and name in script.code(bound.value)
+        for c in resets
+    )
+
+
+BROADCAST_TEXT = "After the first step, when all variables exist, every rank takes rank 0's values."
+NOW = "Every rank starts with rank 0's values."
+
+
+def _broadcast(
+    plan: Plan,
+    loops: Sequence[TrainLoop],
+    gradients: Sequence[cst.Call],
+    applies: Sequence[cst.Call],
+) -> None:
+    """Broadcast the variables of the model and of the optimizer in each training loop."""
+    script = plan.script
+    for loop in loops:
+        given = [_variables(plan, loop, c) for c in gradients if _belongs(script, loop, c)]
+        optimizers = [_optimizer(script, loop, c) for c in applies if _belongs(script, loop, c)]
+        outer = loop.epochs or loop.loop
+        if not given or None in given or None in optimizers:
+            plan.todo(loop.loop, "broadcast all variables from rank 0 after the first step.")
+            continue
+        named = dict.fromkeys([g for g in given if g] + [f"{o}.variables" for o in optimizers])
+        calls = [f"hvd.broadcast_variables({name}, root_rank=0)" for name in named]
+        if not applies:
+            plan.before(outer, *plan.comment(6, NOW, outer), *calls)
+            continue
+        body = loop.loop.body.body
+        index = position_of(script, loop.step, body)
+        plan.before(outer, "broadcast_done = False")
+        plan.after(
+            body[index],
+            *plan.comment(6, BROADCAST_TEXT, body[index]),
+            "if not broadcast_done:",
+            *(f"    {call}" for call in calls),
+            "    broadcast_done = True",
+        )
+
+
+def _belongs(script: Script, loop: TrainLoop, call: cst.Call) -> bool:
+    """Return whether a call is made in a loop, or in the function that the loop's step calls."""
+    if inside(script, call, loop.loop):
+        return True
+    called = script.definition(loop.step)
+    return called is not None and inside(script, call, called)
+
+
+def _variables(plan: Plan, loop: TrainLoop, call: cst.Call) -> str | None:
+    """Return the variables that are differentiated, by their names in the loop's function."""
+    script = plan.script
+    if len(call.args) < 2:
+        return None
+    node: cst.CSTNode = call.args[1].value
+    made = script.value(node)
+    text = script.code(made)
+    found = re.fullmatch(r"([\w.]+)\.trainable_(variables|weights)", text)
+    if found and isinstance(made, cst.Attribute):
+        owner = _translated(script, loop, made.value)
+        return f"{owner}.variables" if owner else None
+    if dotted(node):
+        return _translated(script, loop, node)
+    if isinstance(node, cst.List | cst.Tuple):
+        parts = [_translated(script, loop, each.value) for each in node.elements]
+        return f"[{', '.join(p for p in parts if p)}]" if all(parts) else None
+    return None
+
+
+def _optimizer(script: Script, loop: TrainLoop, call: cst.Call) -> str | None:
+    assert isinstance(call.func, cst.Attribute)
+    return _translated(script, loop, call.func.value)
+
+
+def _translated(script: Script, loop: TrainLoop, node: cst.CSTNode) -> str | None:
+    """Return the name in the loop's function of a name in the step's function."""
+    name = dotted(node)
+    here, there = script.function(node), script.function(loop.loop)
+    if not name or name.count(".") > 1:
+        return None
+    if here is there:
+        return name
+    if name.startswith("self."):
+        return name if script.class_of(node) is script.class_of(loop.loop) else None
+    found = script.binding(node)
+    if found is None:
+        return None
+    if found.how == "parameter":
+        owner = script.definition(loop.step)
+        method = owner is not None and script.class_of(owner) is not None
+        given = argument(loop.step, found.name, found.index - method)
+        return (dotted(given) or None) if given is not None else None
+    around = [script.module, *([there] if there else [])]
+    return name if any(scope is script.scope(found.at) for scope in around) else None

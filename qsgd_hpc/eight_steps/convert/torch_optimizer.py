@@ -21,9 +21,7 @@ from qsgd_hpc.eight_steps.convert.calls import (
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop
 from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import WIDTH, Plan
-from qsgd_hpc.eight_steps.convert.rates import LINEAR, TORCH_RATES, scale, torch_rates
-from qsgd_hpc.eight_steps.convert.torch_warmup import is_scheduler, warm_up
-from qsgd_hpc.eight_steps.convert.warmup import Steps
+from qsgd_hpc.eight_steps.convert.rates import LINEAR, TORCH_RATES, Steps, scale, torch_rates
 from qsgd_hpc.eight_steps.reading import Script, dotted
 
 __all__ = ["distribute_optimizers", "optimizers"]
@@ -43,7 +41,7 @@ class Made:
 def optimizers(script: Script) -> tuple[cst.Call, ...]:
     """Return the calls that make an optimizer of torch.optim."""
     names = ((call, script.called(call)) for call in script.calls)
-    return tuple(call for call, name in names if OPTIMIZER.match(name) and not is_scheduler(name))
+    return tuple(call for call, name in names if OPTIMIZER.match(name) and not _is_scheduler(name))
 
 
 def made(plan: Plan) -> list[Made]:
@@ -203,3 +201,108 @@ def _broadcast(plan: Plan, each: Made, names: Sequence[str]) -> None:
     plan.after(place, *lines)
     if not names:
         plan.todo(place, "broadcast the model's parameters from rank 0 before the first step.")
+
+
+# Schedulers that set the rate to their own values and would undo a warm-up.
+OWN_RATES = frozenset(
+    {
+        "ChainedScheduler",
+        "ConstantLR",
+        "CosineAnnealingWarmRestarts",
+        "CyclicLR",
+        "LambdaLR",
+        "LinearLR",
+        "MultiplicativeLR",
+        "OneCycleLR",
+        "SequentialLR",
+    }
+)
+
+
+def _is_scheduler(name: str) -> bool:
+    """Return whether a name of torch.optim is that of a scheduler, not of an optimizer."""
+    return ".lr_scheduler." in name or ".swa_utils." in name
+
+
+def warm_up(
+    plan: Plan, target: str, statement: cst.BaseStatement, steps: Steps, alone: bool
+) -> None:
+    """Warm up the rate of an optimizer, unless the script sets it.
+
+    Args:
+        plan: the plan to extend.
+        target: the optimizer's name.
+        statement: the warm-up is inserted after this and after the lines that wrap the optimizer.
+        steps: steps of an epoch.
+        alone: whether it is the only optimizer.
+    """
+    script = plan.script
+    called = {
+        script.called(c).rpartition(".")[2] for c in script.calls if _is_scheduler(script.called(c))
+    }
+    own = sorted(called & OWN_RATES)
+    by_hand = [
+        n
+        for n in script.nodes
+        if isinstance(n, cst.SimpleString) and n.raw_value == "lr" and _is_set(script, n)
+    ]
+    resumed = any(
+        script.called(c).endswith(".load_state_dict") and "optim" in script.code(c.func)
+        for c in script.calls
+    )
+    if own == ["OneCycleLR"]:
+        for call in script.calls:
+            if script.called(call).endswith(".OneCycleLR"):
+                rate = find(call, "max_lr", 1)
+                if rate is not None:
+                    scale(plan, rate.value)
+                    plan.before(call, *plan.comment(4, f"{LINEAR} This warms up by itself.", call))
+        return
+    for key in by_hand:
+        if _is_forgotten(script, key):
+            plan.todo(
+                key,
+                "this sets the learning rate again: multiply it by hvd.size() too, with a warm-up.",
+            )
+            return
+    if "CyclicLR" in own:
+        plan.todo(statement, "CyclicLR sets its own rates: multiply them by hvd.size() too.")
+        return
+    if own or by_hand or resumed:
+        why = own[0] if own else "the script" if by_hand else "the checkpoint"
+        plan.todo(statement, f"{why} sets the learning rate: raise it to this over a warm-up.")
+        return
+    text = "Large steps at the beginning would diverge, so the rate rises over the first epoch."
+    place, count = steps.at(plan, statement)
+    if place is None:
+        plan.todo(statement, "choose over how many steps the learning rate warms up.")
+        place, count = statement, "100"
+    torch = steps.torch
+    name = "warm_up" if alone else f"{target.replace('.', '_')}_warm_up"
+    plan.after(
+        place,
+        *plan.comment(4, text, place),
+        f"{name} = {torch}.optim.lr_scheduler.LinearLR(",
+        f"    {target}, start_factor=1 / hvd.size(), total_iters={count}",
+        ")",
+        f"{target}.register_step_post_hook(lambda *_: {name}.step())",
+    )
+
+
+def _is_set(script: Script, node: cst.SimpleString) -> bool:
+    """Return whether a string is the key of `group["lr"] = ...`."""
+    for parent in script.ancestors(node):
+        if isinstance(parent, cst.AssignTarget | cst.AugAssign):
+            target = parent.target
+            return isinstance(target, cst.Subscript) and any(n is node for n in walk(target))
+        if isinstance(parent, cst.BaseStatement):
+            return False
+    return False
+
+
+def _is_forgotten(script: Script, key: cst.SimpleString) -> bool:
+    """Return whether the value assigned to `group["lr"]` does not depend on the previous rate."""
+    statement = next(n for n in script.ancestors(key) if isinstance(n, cst.Assign | cst.AugAssign))
+    if isinstance(statement, cst.AugAssign):
+        return False
+    return re.search(r"""["'](initial_)?lr["']""", script.code(statement.value)) is None

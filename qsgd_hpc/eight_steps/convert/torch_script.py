@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from qsgd_hpc.eight_steps.convert import opening, torch_data, torch_loop
+import re
+from collections.abc import Sequence
+
+import libcst as cst
+
+from qsgd_hpc.eight_steps.convert import opening, torch_data
 from qsgd_hpc.eight_steps.convert.arrays import shard_arrays
+from qsgd_hpc.eight_steps.convert.calls import body_of, find, inside, position_of, walk
 from qsgd_hpc.eight_steps.convert.downloads import download_once
-from qsgd_hpc.eight_steps.convert.loops import reaching, train_loops
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, reaching, train_loops
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
-from qsgd_hpc.eight_steps.convert.torch_optimizer import distribute_optimizers, optimizers
-from qsgd_hpc.eight_steps.convert.warmup import steps_of
+from qsgd_hpc.eight_steps.convert.rates import steps_of
+from qsgd_hpc.eight_steps.convert.torch_optimizer import (
+    OPTIMIZER,
+    distribute_optimizers,
+    models,
+    optimizers,
+)
+from qsgd_hpc.eight_steps.reading import Script, dotted, is_optimizer_name
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert_torch"]
@@ -40,12 +52,12 @@ def convert_torch(plan: Plan) -> None:
     if not made:
         plan.todo(loops[0].loop, "wrap the optimizer: hvd.DistributedOptimizer(optimizer).")
         plan.todo(loops[0].loop, "broadcast parameters and optimizer state before the first step.")
-    torch_loop.name_other_optimizers(plan)
+    _name_other_optimizers(plan)
     for loop, calls in loaders.fed:
         average_metrics(plan, loop, len(calls) > 1)
-    torch_loop.share_running_averages(plan, loops)
-    torch_loop.average_before_clipping(plan)
-    torch_loop.any_gpu(plan)
+    _share_running_averages(plan, loops)
+    _average_before_clipping(plan)
+    _any_gpu(plan)
     opening.numpy_seeds(plan)
     download_once(plan, "hvd.barrier()")
     training = reaching(script, (*steps, *made))
@@ -67,3 +79,137 @@ def _open(plan: Plan, torch: str) -> None:
         ]
     more = [] if opening.torch_name(script) else ["import torch"]
     opening.open_script(plan, "qsgd_hpc.torch", more, pin)
+
+
+CLIPS = re.compile(r"^torch\.nn\.utils\.(clip_grad\.)?clip_grad_(norm|value)_?$")
+NORMS = re.compile(r"BatchNorm|torchvision\.models|resnet\d|track_running_stats")
+
+
+def step_calls(script: Script) -> list[cst.Call]:
+    """Return the calls of an optimizer's step."""
+    made = [c for c in script.calls if script.called(c).endswith(".step") and not c.args]
+    return [c for c in made if OPTIMIZER.match(script.called(c)[: -len("().step")]) or _named(c)]
+
+
+def _named(call: cst.Call) -> bool:
+    assert isinstance(call.func, cst.Attribute)
+    return is_optimizer_name(call.func.value)
+
+
+def _name_other_optimizers(plan: Plan) -> None:
+    """Leave optimizers from outside of torch.optim to the author."""
+    script = plan.script
+    for call in script.calls:
+        if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "step":
+            continue
+        for node in (call.func.value, *(arg.value for arg in call.args)):  # also a scaler's
+            made = script.value(node)
+            if not is_optimizer_name(node) or not isinstance(made, cst.Call):
+                continue
+            own = script.definition(made)  # of a function: what it returns is wrapped there
+            if not OPTIMIZER.match(script.called(made)) and (
+                own is None or own.name.value == "__init__"
+            ):
+                plan.todo(made, "wrap this optimizer, multiply its rate by hvd.size(), warm it up.")
+
+
+def _average_before_clipping(plan: Plan) -> None:
+    """Wait for the mean of all ranks' gradients before they are clipped."""
+    script = plan.script
+    prepared: set[cst.CSTNode] = set()
+    for clip in [call for call in script.calls if CLIPS.match(script.called(call))]:
+        if _is_unscaled(script, clip):
+            continue  # unscale_() waits for the averages
+        step = _step_after(script, clip)
+        statement = plan.anchor(step) if step is not None else None
+        first = _beside(script, clip, statement)
+        if step is None or first is None or not isinstance(statement, cst.SimpleStatementLine):
+            plan.todo(clip, "average the gradients before clipping: see docs/training.md.")
+        elif statement not in prepared:
+            prepared.add(statement)
+            assert isinstance(step.func, cst.Attribute)
+            optimizer = script.code(step.func.value)
+            text = "Wait for the mean of all ranks' gradients, so that all ranks clip equally."
+            plan.before(first, *plan.comment(5, text, first), f"{optimizer}.synchronize()")
+            plan.under([statement], f"with {optimizer}.skip_synchronize():")
+
+
+def _is_unscaled(script: Script, clip: cst.Call) -> bool:
+    """Return whether a loss scaler's `unscale_` always runs before a call, in its function."""
+    around = {branch.node: branch.taken for branch in script.branches(clip)}
+    return any(
+        script.function(call) is script.function(clip)
+        and script.start(call) < script.start(clip)
+        and all(around.get(each.node) == each.taken for each in script.branches(call))
+        for call in script.calls
+        if script.called(call).endswith(".unscale_")
+    )
+
+
+def _step_after(script: Script, clip: cst.Call) -> cst.Call | None:
+    """Return the first step of an optimizer after a call, in the same function and loop."""
+    loops = script.loops(clip)
+    after = (
+        call
+        for call in step_calls(script)
+        if script.start(call) > script.start(clip)
+        and (not loops or inside(script, call, loops[0]))
+        and script.function(call) is script.function(clip)
+    )
+    return next(after, None)
+
+
+def _beside(
+    script: Script, clip: cst.Call, step: cst.BaseStatement | None
+) -> cst.BaseStatement | None:
+    """Return the statement with a call in the block of a step, so that both run equally often.
+
+    None: it is in another block, it contains the backward pass, or the step shares its line.
+    """
+    if not isinstance(step, cst.SimpleStatementLine) or len(step.body) > 1:
+        return None
+    body = body_of(script, step)
+    index = position_of(script, clip, body)
+    found = body[index] if index >= 0 else None
+    if not isinstance(found, cst.BaseStatement) or found is step:
+        return None
+    backward = (c for c in script.calls_in(found) if script.called(c).endswith(".backward"))
+    return None if any(backward) else found
+
+
+def _share_running_averages(plan: Plan, loops: Sequence[TrainLoop]) -> None:
+    """Broadcast rank 0's running averages of batch normalisation after each epoch."""
+    script = plan.script
+    if not any(
+        NORMS.search(script.qualified(c.func)) or NORMS.search(dotted(c.func)) for c in script.calls
+    ):
+        return
+    names = [name for call in optimizers(script) for name in models(script, call)[0]]
+    for loop in loops:
+        used = {dotted(n) for n in walk(loop.loop) if isinstance(n, cst.Name | cst.Attribute)}
+        model = next((name for name in names if name in used), "")
+        if not model:
+            plan.todo(loop.loop, "broadcast the buffers of batch normalisation after each epoch.")
+            continue
+        text = "Batch normalisation has seen a rank's own samples; test with rank 0's averages."
+        plan.after(
+            loop.loop,
+            *plan.comment(6, text, loop.loop),
+            f"hvd.broadcast_parameters(dict({model}.named_buffers()), root_rank=0)",
+        )
+
+
+def _any_gpu(plan: Plan) -> None:
+    """Replace "cuda:0" by the rank's own GPU; add a TODO for other fixed choices of GPUs."""
+    script = plan.script
+    for node in script.nodes:
+        if isinstance(node, cst.SimpleString) and node.raw_value == "cuda:0":
+            plan.replace(node, f"{node.quote}cuda{node.quote}")
+    for call in script.calls:
+        name = script.called(call)
+        if name.endswith(".DataParallel"):
+            plan.todo(call, "take the model out of DataParallel: each rank has one GPU.")
+        elif name == "torch.cuda.set_device" or (
+            name.endswith(".cuda") and find(call, "device", 0) is not None
+        ):
+            plan.todo(call, "each rank has its own GPU: leave out the number.")

@@ -10,7 +10,7 @@ import click
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.words import minutes
-from qsgd_hpc.launch.bits import HELP, WEIGHT_BITS, WEIGHT_HELP, Bits
+from qsgd_hpc.launch.option_types import BITS_HELP, WEIGHT_BITS, WEIGHT_HELP, Bits
 
 __all__ = ["Walltime", "as_json_option", "list_option", "submit_options"]
 
@@ -113,7 +113,7 @@ ENVIRONMENT = (
         "--bits",
         type=Bits(),
         metavar="B",
-        help=HELP,
+        help=BITS_HELP,
     ),
     click.option("--weight-bits", type=WEIGHT_BITS, metavar="B", help=WEIGHT_HELP),
     click.option(

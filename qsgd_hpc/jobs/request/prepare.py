@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from qsgd_hpc import env
@@ -14,16 +15,16 @@ from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.request import mpi_fit
-from qsgd_hpc.jobs.request.choices import choice_faults, complete, home_faults
 from qsgd_hpc.jobs.request.dependencies import after_faults
 from qsgd_hpc.jobs.request.validate import Facts, fill, request_faults, site_faults
 from qsgd_hpc.jobs.schedulers.slurm_clusters import with_choice
 from qsgd_hpc.jobs.sites.profile import Site
+from qsgd_hpc.jobs.words import clock, listing
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
-__all__ = ["prepare"]
+__all__ = ["choice_faults", "complete", "prepare"]
 
 
 def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
@@ -117,3 +118,125 @@ def _script_fault(script: Path, request: JobRequest) -> str | None:
             "to name its interpreter."
         )
     return None
+
+
+_OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+STOP_BEFORE_MIN, STOP_BEFORE_SHARE = 5.0, 0.1
+TASKS_CEILING = 10_000
+
+
+def complete(request: JobRequest) -> JobRequest:
+    """Fill in the time to stop, and convert an array of one task to a plain job.
+
+    A script needs time to write its checkpoint: 5 minutes, or a tenth of a short walltime.
+    """
+    if request.stop_before_min is None and request.walltime_min is not None:
+        before = min(STOP_BEFORE_MIN, STOP_BEFORE_SHARE * request.walltime_min)
+        request = dataclasses.replace(request, stop_before_min=before)
+    if len(request.tasks) == 1 and not any(_array_faults(request)):
+        words = (*request.script_args, *request.tasks[0])
+        request = dataclasses.replace(request, script_args=words, array={}, at_once=None)
+    return request
+
+
+def choice_faults(request: JobRequest, scheduler: str) -> list[str]:
+    """Return every fault of these options, each with its remedy."""
+    return [
+        *_array_faults(request),
+        *_chain_faults(request, scheduler),
+        *_text_faults(request, scheduler),
+    ]
+
+
+def home_faults(folder: Path, scheduler: str) -> list[str]:
+    """Return why a scheduler cannot write output to the folder of jobs, with the remedy."""
+    text = str(folder)
+    traits = SCHEDULERS[scheduler]
+    if traits.bad_path is None:
+        return []
+    pattern, wrong = traits.bad_path
+    if not re.search(pattern, text):
+        return []
+    return [
+        f"the output would be written to {text!r}, but {traits.command} does not accept a path "
+        f"with {wrong}. Set QSGD_HOME to another folder."
+    ]
+
+
+def _array_faults(request: JobRequest) -> Iterator[str]:
+    for key, values in request.array.items():
+        if not _OPTION.fullmatch(key):
+            yield f"--array {key!r}: write the option without dashes, as in lr=0.1,0.2."
+        if not values:
+            yield f"--array {key}: it has no value. Write --array {key}=A,B."
+        if any("\0" in value for value in values):
+            yield (
+                f"--array {key}: a value contains a NUL byte, which is not possible in a command."
+            )
+    if len(request.tasks) > TASKS_CEILING:
+        yield (
+            f"--array creates {len(request.tasks)} tasks; the maximum is {TASKS_CEILING}. Split it."
+        )
+    if request.at_once is not None and not request.array:
+        yield "--at-once limits the tasks of an array; add --array, or remove it."
+    elif request.at_once is not None and request.at_once < 1:
+        yield f"--at-once {request.at_once}: use at least 1."
+
+
+def _chain_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
+    if request.chain < 1:
+        yield f"--chain {request.chain}: a chain has at least 1 part."
+    if request.chain > 1 and request.array:
+        yield "--chain and --array exclude each other. Submit one chain for each choice."
+    if request.requeue and not SCHEDULERS[scheduler].requeues:
+        yield (
+            f"--requeue: {scheduler} cannot restart a job automatically. Use --chain N, or "
+            "`qsgd-hpc resubmit ID` after its end."
+        )
+    if request.requeue and request.chain > 1:
+        yield "--requeue and --chain both continue a job that stopped. Use one of them."
+    if request.chain > 1 and not SCHEDULERS[scheduler].waits_for_any:
+        yield (
+            f"--chain: jobs of {scheduler} can wait for success only. Use `qsgd-hpc resubmit ID`."
+        )
+    before, walltime_min = request.stop_before_min, request.walltime_min
+    if before is None or walltime_min is None:
+        return
+    if before < 0 or before >= walltime_min:
+        yield (
+            f"--stop-before {clock(max(before, 0))}: the walltime of the job is "
+            f"{clock(walltime_min)}. Use a shorter time."
+        )
+
+
+def _text_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
+    prefix = SCHEDULERS[scheduler].directive
+    batch = [each.directive for each in SCHEDULERS.values() if each.command]
+    for line in request.extra:
+        others = [each for each in batch if line.startswith(each)]
+        if "\n" in line or not line.removeprefix(prefix).strip():
+            yield f"--extra {line!r}: one directive, on one line, such as '{prefix} -X value'."
+        elif scheduler == "local":
+            yield f"--extra {line!r}: there is no scheduler here to read it. Remove it."
+        elif others and prefix not in others:
+            yield (
+                f"--extra {line!r}: this is a directive for {others[0][1:]}; here, directives "
+                f"begin with {prefix}."
+            )
+    if request.exclude and not SCHEDULERS[scheduler].excludes:
+        yield (
+            f"--exclude: {scheduler} does not support it. Remove it and report bad nodes to the "
+            f"site, or request other nodes with --extra '{prefix} ...'."
+        )
+    for node in request.exclude:
+        if not _HOST.fullmatch(node):
+            yield f"--exclude {node!r}: write names of nodes, as in --exclude nid0001,nid0002."
+    words = {"--modules": request.modules, "--conda": (request.conda or "-",)}
+    for flag, names in words.items():
+        if any(not name.strip() or not name.isprintable() for name in names):
+            yield f"{flag} {listing(map(repr, names), 'and')}: use printable names."
+    if request.key is not None and not request.key.strip():
+        yield (
+            "--key: the key is empty. Use one that is unique to this submission, such as a date."
+        )

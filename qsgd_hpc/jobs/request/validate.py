@@ -13,7 +13,7 @@ from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.jobs.sites.queues import AUTO, chain_fault, limit_words, pick, queue_faults, remark
 from qsgd_hpc.jobs.words import did_you_mean, listing
 from qsgd_hpc.launch.cluster import parse as parse_network
-from qsgd_hpc.launch.cluster.hosts import MOST_HOSTS
+from qsgd_hpc.launch.cluster.network import MOST_HOSTS
 
 __all__ = [
     "Facts",

@@ -25,7 +25,7 @@ from qsgd_hpc.jobs.schedulers.command import (
     refusal,
     submitted,
 )
-from qsgd_hpc.jobs.schedulers.news import (
+from qsgd_hpc.jobs.schedulers.progress import (
     merged,
     open_jobs,
     silent,

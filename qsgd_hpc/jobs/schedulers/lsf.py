@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from qsgd_hpc.jobs.model import Job, Progress
 from qsgd_hpc.jobs.records.events import task_progress
-from qsgd_hpc.jobs.schedulers.arrays import aggregate
 from qsgd_hpc.jobs.schedulers.command import (
     Answer,
     Dependency,
@@ -24,7 +23,8 @@ from qsgd_hpc.jobs.schedulers.command import (
     submitted,
 )
 from qsgd_hpc.jobs.schedulers.lsf_answers import COLUMNS, Bjobs, parse_bjobs
-from qsgd_hpc.jobs.schedulers.news import (
+from qsgd_hpc.jobs.schedulers.progress import (
+    aggregate,
     merged,
     open_jobs,
     silent,

@@ -21,7 +21,8 @@ from qsgd_hpc.jobs.schedulers.command import (
     refusal,
     submitted,
 )
-from qsgd_hpc.jobs.schedulers.news import (
+from qsgd_hpc.jobs.schedulers.pbs_answers import Qstat, array_progress, parse_qstat
+from qsgd_hpc.jobs.schedulers.progress import (
     left_out,
     merged,
     open_jobs,
@@ -30,7 +31,6 @@ from qsgd_hpc.jobs.schedulers.news import (
     unconfirmed,
     unknown,
 )
-from qsgd_hpc.jobs.schedulers.pbs_answers import Qstat, array_progress, parse_qstat
 
 __all__ = ["cancel", "find", "parse_qsub", "refresh", "submit"]
 

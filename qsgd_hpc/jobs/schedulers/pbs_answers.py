@@ -13,9 +13,9 @@ from typing import Any
 
 from qsgd_hpc.jobs.model import JobState, Progress
 from qsgd_hpc.jobs.records.endings import NO_MEMORY, NOT_MET, WALLTIME, exit_words, node_words
-from qsgd_hpc.jobs.schedulers.arrays import aggregate
 from qsgd_hpc.jobs.schedulers.command import Answer
 from qsgd_hpc.jobs.schedulers.pbs_json import read
+from qsgd_hpc.jobs.schedulers.progress import aggregate
 
 __all__ = ["Qstat", "array_progress", "parse_qstat"]
 

@@ -4,59 +4,29 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.endings import node_words
+from qsgd_hpc.jobs.model import Job, Progress
 from qsgd_hpc.jobs.schedulers.command import (
     Answer,
     Dependency,
     ask,
-    batches,
     log_path,
-    mark,
-    no_answer,
     not_cancelled,
     of_kind,
     refusal,
     submitted,
-)
-from qsgd_hpc.jobs.schedulers.news import (
-    is_settled,
-    merged,
-    open_jobs,
-    silent,
-    unclear,
-    unconfirmed,
-    unknown,
-)
-from qsgd_hpc.jobs.schedulers.slurm_answers import (
-    SACCT_COLUMNS,
-    SQUEUE_COLUMNS,
-    Squeue,
-    hosts,
-    parse_sacct,
-    parse_squeue,
 )
 from qsgd_hpc.jobs.schedulers.slurm_clusters import (
     candidates,
     cluster_of,
     number_of,
     option,
-    within,
 )
-from qsgd_hpc.jobs.schedulers.slurm_overrides import overriding_variables
-from qsgd_hpc.jobs.schedulers.slurm_progress import (
-    has_waiting_tasks,
-    ids_of,
-    is_omitted,
-    needs_accounting,
-    progress_of,
-)
+from qsgd_hpc.jobs.schedulers.slurm_progress import cluster_name, find, refresh, scheduler_id
 from qsgd_hpc.jobs.words import listing
+from qsgd_hpc.launch.claims import OF_ONE_RANK
 
 __all__ = ["cancel", "find", "parse_sbatch", "refresh", "submit"]
 
@@ -92,7 +62,7 @@ def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
     answer = ask(
         [*argv, *_depends(after), str(job.script_path)],
         cwd=job.request.workdir,
-        without=overriding_variables(script, os.environ),
+        without=_overriding_variables(script, os.environ),
     )
     return submitted(job, parse_sbatch(answer), refusal("sbatch", answer, REMEDIES), find)
 
@@ -102,16 +72,12 @@ def _target(job: Job, after: Sequence[Dependency]) -> str:
     allowed = candidates(job)
     others = {cluster_of(dependency.scheduler_id) for dependency in after}
     if len(others) > 1 or (others and allowed != "all" and not others <= {*allowed.split(",")}):
-        named = listing(sorted(map(_called, others)), "and")
+        named = listing(sorted(map(cluster_name, others)), "and")
         raise LaunchError(
-            f"sbatch refused the job: it would run in {_called(allowed)} and wait for jobs in "
+            f"sbatch refused the job: it would run in {cluster_name(allowed)} and wait for jobs in "
             f"{named}, which Slurm does not support. Use one cluster for all, or remove --after."
         )
     return next(iter(others), allowed)
-
-
-def _called(cluster: str) -> str:
-    return f"cluster {cluster}" if cluster else "the default cluster"
 
 
 def _depends(after: Sequence[Dependency]) -> list[str]:
@@ -130,191 +96,9 @@ def parse_sbatch(answer: Answer) -> str | None:
     return f"{match[1]}{match[2] or ''}" if match else None
 
 
-def find(job: Job) -> str | None:
-    """Return the id of a job whose submission was not confirmed; None if Slurm knows none.
-
-    Raises:
-        LaunchError: Slurm does not answer.
-    """
-    clusters = candidates(job)
-    answer = _squeue(clusters)
-    live = parse_squeue(answer, clusters)
-    if live is None or not live.covers(clusters):
-        raise no_answer("squeue", answer)
-    return _found_live(job, live) or _found_past([job], clusters).get(job.id)
-
-
-def _found_live(job: Job, live: Squeue) -> str | None:
-    return next((key for origin, key in live.origins.items() if _is_of(job, *origin)), None)
-
-
-def _found_past(jobs: Sequence[Job], clusters: str) -> dict[str, str]:
-    """Return ids of jobs that squeue no longer lists; sacct stores their submit commands."""
-    if not jobs:
-        return {}
-    earliest = min(job.submitted_at for job in jobs)
-    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(earliest - 60))
-    found: dict[str, str] = {}
-    columns = "JobID,Cluster,Comment,SubmitLine" if clusters else "JobID,Comment,SubmitLine"
-    query = ["sacct", "-X", "-n", "-P", *option(clusters), "-S", since, "-o", columns]
-    for line in _lines_of(query):
-        number, _, rest = line.partition("|")
-        cluster, _, rest = rest.partition("|") if clusters else ("", "", rest)
-        comment, _, command = rest.partition("|")
-        key = within(number.partition("_")[0], cluster)
-        found |= {job.id: key for job in jobs if _is_of(job, comment, command)}
-    return found
-
-
-def _is_of(job: Job, comment: str, command: str) -> bool:
-    """Return whether comment or command are those of the job: its mark, or its script's path."""
-    path = str(job.script_path)
-    return comment == mark(job.directory) or command == path or command.endswith(f" {path}")
-
-
-def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
-    """Query squeue once per cluster for all jobs, and sacct once for those that it omits."""
-    groups: dict[str, list[Job]] = {}
-    for job in open_jobs(jobs):
-        groups.setdefault(candidates(job), []).append(job)
-    news: dict[str, Progress] = {}
-    for clusters, members in groups.items():
-        news |= _refreshed(members, clusters)
-    return _with_failed_nodes(news)
-
-
-def _refreshed(jobs: Sequence[Job], clusters: str) -> dict[str, Progress]:
-    answer = _squeue(clusters)
-    live = parse_squeue(answer, clusters)
-    if live is None:
-        return {job.id: silent(job, "Slurm", answer) for job in jobs}
-    ids = {job.id: _key(job, clusters) or _found_live(job, live) for job in jobs}
-    strays = [job for job in jobs if ids[job.id] is None and is_settled(job)]
-    ids |= _found_past(strays, clusters)
-    past, silence = _accounting(
-        [key for job in jobs if (key := ids[job.id]) and needs_accounting(job, key, live)]
-    )
-    return {job.id: _news(job, ids[job.id], clusters, live, past, silence) for job in jobs}
-
-
-def _key(job: Job, clusters: str) -> str | None:
-    """Return the recorded id; add the cluster if the record has none."""
-    key = job.progress.scheduler_id
-    one = "," not in clusters and clusters != "all"
-    return within(key, clusters) if key and one and not cluster_of(key) else key
-
-
-def _accounting(keys: Sequence[str]) -> tuple[dict[str, Progress] | None, Answer]:
-    """Return the progress from sacct by id; None and the failed answer if it does not answer."""
-    past: dict[str, Progress] = {}
-    answer = Answer("")
-    for cluster in sorted({cluster_of(key) for key in keys}):
-        numbers = [number_of(key) for key in keys if cluster_of(key) == cluster]
-        for part in batches(numbers):
-            query = ["sacct", "-X", "-n", "-P", "-D", *option(cluster), "-o", SACCT_COLUMNS]
-            answer = ask([*query, "-j", ",".join(part)])
-            found = parse_sacct(answer, cluster)
-            if found is None:
-                return None, answer
-            past |= found
-    return past, answer
-
-
-def _news(
-    job: Job,
-    key: str | None,
-    clusters: str,
-    live: Squeue,
-    past: Mapping[str, Progress] | None,
-    silence: Answer,
-) -> Progress:
-    """Return the progress of one job after all answers to queries about these clusters."""
-    cluster = cluster_of(key) if key else clusters
-    if not live.covers(cluster):
-        named = listing(sorted(map(_called, live.clusters)), "and")
-        return unclear(job, f"Slurm answers for {named} only, not for {_called(cluster)}")
-    if key is None:
-        return unconfirmed(job, "Slurm")
-    if past is not None and is_settled(job) and is_omitted(job, key, live, past):
-        again, silence = _queried_alone(job, key, live)
-        if again is None:
-            return replace(silent(job, "Slurm", silence), scheduler_id=key)
-        past = {**past, **again}
-    if word := next((live.unclear[one] for one in ids_of(job, key) if one in live.unclear), ""):
-        kept = unclear(job, f"Slurm reports an unknown state ({word})")
-        return replace(kept, scheduler_id=key)
-    new = progress_of(job, key, live, past)
-    if new is not None:
-        return merged(job, new, key)
-    if past is None:
-        return replace(silent(job, "Slurm's accounting", silence), scheduler_id=key)
-    return replace(unknown(job, f"Slurm no longer knows job {key}"), scheduler_id=key)
-
-
-def _queried_alone(job: Job, key: str, live: Squeue) -> tuple[dict[str, Progress] | None, Answer]:
-    """Query again a job that both answers omit, because one of them may be incomplete.
-
-    Return the progress from sacct, or None and the failed answer; add that from squeue to ``live``.
-    """
-    past, answer = _accounting([key])
-    if past is not None and is_omitted(job, key, live, past):
-        answer = _squeue(cluster_of(key), number_of(key))
-        alone = parse_squeue(answer, cluster_of(key))
-        if alone is None:
-            return None, answer
-        shown = {*alone, *alone.unclear}
-        known = has_waiting_tasks(key, shown) or not shown.isdisjoint(ids_of(job, key))
-        if not known and "Invalid job id" not in answer.err:
-            return None, Answer("")  # it does not mention this job
-        live.add(alone)
-    return past, answer
-
-
-def _squeue(clusters: str, number: str = "") -> Answer:
-    """Query all jobs of the user, or a single one.
-
-    All, because a list of ids may be too long, and squeue fails if it no longer knows the id in a
-    query. With clusters, titles are requested, because they name the clusters.
-    """
-    titles = [] if clusters else ["-h"]
-    which = ["-j", number] if number else ["--me"]
-    query = ["squeue", *titles, "-r", *which, "-t", "all", *option(clusters)]
-    return ask([*query, "-o", SQUEUE_COLUMNS])
-
-
-def _with_failed_nodes(news: Mapping[str, Progress]) -> dict[str, Progress]:
-    """Return the progress by job id, with the failed nodes of jobs in state NODE_FAIL."""
-    return {job_id: _with_nodes(progress) for job_id, progress in news.items()}
-
-
-def _with_nodes(progress: Progress) -> Progress:
-    if progress.state is not JobState.NODE_FAIL or progress.bad_nodes:
-        return progress
-    nodes = _failed_nodes(str(progress.scheduler_id))
-    return replace(progress, bad_nodes=nodes, why=node_words(nodes)) if nodes else progress
-
-
-def _failed_nodes(key: str) -> tuple[str, ...]:
-    """Return the nodes that Slurm names as failed, else nodes of the job that are down now."""
-    where = option(cluster_of(key))
-    query = ["sacct", "-X", "-n", "-P", *where, "-j", number_of(key), "-o"]
-    named = {node for line in _lines_of([*query, "FailedNode"]) for node in hosts(line)}
-    if named:  # older versions do not have this column
-        return tuple(sorted(named))
-    mine = sorted({node for line in _lines_of([*query, "NodeList"]) for node in hosts(line)})
-    down = ["sinfo", "-h", "-N", *where, "-o", "%N", "-t", "down,drain,fail", "-n", ",".join(mine)]
-    return tuple(sorted({*_lines_of(down)} & {*mine})) if mine else ()
-
-
-def _lines_of(argv: Sequence[str]) -> list[str]:
-    """Return the lines that a query prints; none if it fails."""
-    answer = ask(argv)
-    return [line.strip() for line in answer.out.splitlines()] if answer.code == 0 else []
-
-
 def cancel(job: Job) -> None:
     """End the job and all its tasks with scancel; an ended or unknown job is not an error."""
-    key = _key(job, candidates(job)) or find(job)
+    key = scheduler_id(job, candidates(job)) or find(job)
     if key is None:
         return
     answer = ask(["scancel", *option(cluster_of(key)), number_of(key)])
@@ -323,3 +107,49 @@ def cancel(job: Job) -> None:
 
 
 _NOTHING_TO_CANCEL = ("Invalid job id", "already completing or completed")
+
+# They would make a job an array, write its errors to another file, or make sbatch wait for its end.
+_ALWAYS = frozenset({"SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_WAIT"})
+_REQUEUE = ("SBATCH_REQUEUE", "SBATCH_NO_REQUEUE")
+_DIRECTIVE = re.compile(r"#SBATCH\s+(?:--([a-z][a-z-]*)|-([A-Za-z]))")
+_LETTERS = {
+    "A": "account",
+    "C": "constraint",
+    "J": "job-name",
+    "p": "partition",
+    "q": "qos",
+    "t": "time",
+}
+# Other variables are named as their option.
+_NAMED = {
+    "time": ("SBATCH_TIMELIMIT",),
+    "requeue": _REQUEUE,
+    "no-requeue": _REQUEUE,
+}
+# How Slurm is reached, whatever job this is.
+_OF_THE_MACHINE = re.compile(r"SLURM_(CONF\w*|JWT|SACK\w*)")
+
+
+def _overriding_variables(script: str, environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the user's variables that would override directives of a job script.
+
+    sbatch reads its options, then variables such as SBATCH_ACCOUNT, then the directives of the
+    script. A variable in the user's profile would thus override what the script, and the request,
+    say.
+
+    sbatch also passes its variables to the job. In a job that another one submits, srun would read
+    the other's cores, memory and GPUs from SLURM_CPU_BIND, SLURM_MEM_PER_CPU and the like.
+    """
+    found = set(_ALWAYS)
+    if "SLURM_JOB_ID" in environ:
+        found.update(
+            name
+            for name in environ
+            if OF_ONE_RANK.fullmatch(name)
+            or (name.startswith("SLURM_") and not _OF_THE_MACHINE.fullmatch(name))
+        )
+    for match in map(_DIRECTIVE.match, script.splitlines()):
+        name = match and (match[1] or _LETTERS.get(match[2]))
+        if name:
+            found.update(_NAMED.get(name, (f"SBATCH_{name.replace('-', '_').upper()}",)))
+    return frozenset(found)

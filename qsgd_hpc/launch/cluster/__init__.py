@@ -6,8 +6,7 @@ inside a user namespace. All of this belongs to the processes of one run and end
 has a name that outlives them, and the machine's own network is not changed.
 
 =================  ==================================================================
-network.py         the requested rate and latency, and their notation
-hosts.py           names and addresses of the hosts, and the number of ranks on each
+network.py         rate and latency, their notation, and names and addresses of the hosts
 namespaces.py      system calls: create namespaces, enter them, capabilities in them
 links.py           bridge, links, rate and latency, through ``ip`` and ``tc``
 probe.py           measures the rate that the links reach

@@ -7,8 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from qsgd_hpc.launch.cluster.hosts import host_names
-from qsgd_hpc.launch.cluster.network import SHORT, Network, bits_per_s
+from qsgd_hpc.launch.cluster.network import SHORT, Network, bits_per_s, host_names
 
 __all__ = ["LinkLog"]
 

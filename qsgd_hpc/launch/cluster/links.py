@@ -9,9 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from qsgd_hpc.launch.cluster.hosts import LAUNCHER, SUBNET, address, host_names
 from qsgd_hpc.launch.cluster.namespaces import Namespaces, new_host
-from qsgd_hpc.launch.cluster.network import Network
+from qsgd_hpc.launch.cluster.network import LAUNCHER, SUBNET, Network, address, host_names
 from qsgd_hpc.launch.cluster.obstacles import ClusterError, explain_tool
 
 __all__ = ["add_hosts", "drained_bytes", "sent_bytes", "tool"]

@@ -1,4 +1,4 @@
-"""The emulated network: the rate of each host's link and the latency of each direction; pure."""
+"""The network of the hosts: rate and latency, their notation, and names and addresses; pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from dataclasses import dataclass
 
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["NONE", "SHORT", "Network", "bits_per_s", "parse", "split"]
+__all__ = [
+    "LAUNCHER",
+    "MOST_HOSTS",
+    "NONE",
+    "SHORT",
+    "SUBNET",
+    "Network",
+    "address",
+    "bits_per_s",
+    "host_names",
+    "hosts_file",
+    "hosts_needed",
+    "parse",
+    "split",
+]
 
 NONE = "none"
 """Value that requests no emulated network."""
@@ -132,3 +146,33 @@ def _written(value: float, units: dict[str, float] | dict[str, int]) -> str:
         ((n, u) for n, u in reversed(units.items()) if value >= u), next(iter(units.items()))
     )
     return f"{value / unit:.6g}{name}"
+
+
+# Private to each cluster, so concurrent clusters can use the same addresses.
+_PREFIX = "10.77.0"
+SUBNET = f"{_PREFIX}.0/24"
+MOST_HOSTS = 253
+LAUNCHER = f"{_PREFIX}.254"
+"""Address of the machine's side of the bridge, where mpiexec runs."""
+
+
+def hosts_needed(ranks: int, ranks_per_node: int) -> int:
+    """Return the number of hosts for a number of ranks."""
+    return -(-ranks // ranks_per_node)
+
+
+def host_names(count: int) -> list[str]:
+    """Return the names of the hosts: node1, node2, ..."""
+    return [f"node{number}" for number in range(1, count + 1)]
+
+
+def address(number: int) -> str:
+    """Return the address of a host by its number, from 1."""
+    return f"{_PREFIX}.{number}"
+
+
+def hosts_file(count: int, launcher_name: str) -> str:
+    """Return the content of /etc/hosts in the cluster, which has no name server."""
+    lines = ["127.0.0.1 localhost", "::1 localhost", f"{LAUNCHER} {launcher_name}"]
+    lines += [f"{address(i)} {name}" for i, name in enumerate(host_names(count), 1)]
+    return "\n".join(lines) + "\n"

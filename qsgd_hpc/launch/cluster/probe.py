@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from qsgd_hpc.launch.cluster.hosts import address
 from qsgd_hpc.launch.cluster.namespaces import Namespaces, within_network
-from qsgd_hpc.launch.cluster.network import Network
+from qsgd_hpc.launch.cluster.network import Network, address
 from qsgd_hpc.launch.cluster.obstacles import ClusterError
 
 __all__ = ["reached_bits_s"]

@@ -7,7 +7,7 @@ from functools import partial
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import BREAKDOWN, CaseAnalysis
 from qsgd_hpc.scaling.report.drawing import curves, speed, steps
-from qsgd_hpc.scaling.report.drawing.bars import quality_dots, wire
+from qsgd_hpc.scaling.report.drawing.curves import quality_dots, wire
 from qsgd_hpc.scaling.report.drawing.panel import Panel
 
 __all__ = ["accuracy_panels", "breakdown_panel", "panels", "speedup_panel", "throughput_panel"]

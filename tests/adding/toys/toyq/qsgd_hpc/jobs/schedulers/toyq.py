@@ -14,7 +14,7 @@ from qsgd_hpc.jobs.schedulers.command import (
     refusal,
     submitted,
 )
-from qsgd_hpc.jobs.schedulers.news import merged, open_jobs, silent, unknown
+from qsgd_hpc.jobs.schedulers.progress import merged, open_jobs, silent, unknown
 
 __all__ = ["cancel", "find", "parse_tqstat", "refresh", "submit"]
 

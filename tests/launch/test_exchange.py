@@ -8,7 +8,7 @@ import traceback
 import cloudpickle
 import pytest
 
-from qsgd_hpc.launch import pickles
+from qsgd_hpc.launch.exchange import dumps_by_value
 
 
 def make():
@@ -34,7 +34,7 @@ def sent(function):
     module = __import__(__name__, fromlist=["make"])
     cloudpickle.register_pickle_by_value(module)
     try:
-        return pickle.loads(pickles.dumps(function))
+        return pickle.loads(dumps_by_value(function))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
 

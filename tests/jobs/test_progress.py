@@ -11,7 +11,7 @@ import pytest
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState, Progress
 from qsgd_hpc.jobs.records.registry import progress_from_json, progress_to_json
 from qsgd_hpc.jobs.schedulers.command import Answer
-from qsgd_hpc.jobs.schedulers.news import merged, open_jobs, silent, unknown
+from qsgd_hpc.jobs.schedulers.progress import merged, open_jobs, silent, unknown
 from qsgd_hpc.jobs.schedulers.slurm_answers import parse_squeue
 
 S = JobState
