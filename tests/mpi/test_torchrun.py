@@ -160,8 +160,8 @@ def test_codes_find_a_way_where_the_group_carries_no_host_memory(run_ranks, tmp_
     assert "backend='gloo' over the same ranks" in said
 
 
-# Trains three times: as DDP does by itself, with a hook of torch's own, and as a static graph. Then
-# begins with an optimizer in the backward pass, which torch runs only where there is an accelerator.
+# Trains three times: as DDP does by itself, with a hook of torch's own, and as a static graph.
+# Begins with an optimizer in the backward pass, too, which torch runs only with an accelerator.
 THRICE = """
 import json, torch, torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
