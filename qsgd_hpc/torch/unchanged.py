@@ -97,6 +97,8 @@ def _why_not(model: Any) -> str | None:
         return "the script has registered another hook"
     if model.static_graph:
         return "static_graph=True"
+    if any(hasattr(p, "_in_backward_optimizers") for p in model.module.parameters()):
+        return "its optimizer steps in the backward pass, through DDP's only hook"
     if not any(p.requires_grad for p in model.module.parameters()):
         return "no parameter requires a gradient"
     return None

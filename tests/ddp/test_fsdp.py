@@ -319,6 +319,21 @@ def test_noise_averages_out_over_replicas(ranks: Ranks) -> None:
     assert two < 0.7 * one
 
 
+def beside_tensor_parallel(group: dist.ProcessGroup) -> bytes:
+    """Return the gradients of two shards, whose module has a copy on each of two ranks."""
+    names = ("data", "tensor")
+    mesh = DeviceMesh(here().type, torch.arange(SIZE).reshape(2, SIZE // 2), mesh_dim_names=names)
+    model = net()
+    fully_shard(model, mesh=mesh["data"])
+    quantize_fsdp(model, 4, None)
+    loss(model, group.rank() // 2).backward()
+    return b"".join(g.cpu().numpy().tobytes() for g in gradients(model).values())
+
+
+def test_ranks_of_tensor_parallelism_keep_equal_copies(ranks: Ranks) -> None:
+    assert len(set(ranks.run(beside_tensor_parallel))) == 1
+
+
 def low_precision(group: dist.ProcessGroup) -> Any:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = sharded(group, mp_policy=policy)

@@ -83,7 +83,7 @@ def exchanged(
 ) -> Bits:
     """Return the bits of some steps' gradients and weights of a module."""
     ranks, me = group.size(), group.rank()
-    module = ShardedModule("", PARTS, seed=5, threads=2)
+    module = ShardedModule("", PARTS, me, seed=5, threads=2)
     reduction, gathering = (
         QSGDReduceScatter(module, compression),
         QSGDAllGather(module, compression),
@@ -160,7 +160,7 @@ def test_other_types_and_codes_give_the_same_bits(
 def spoilt(group: dist.ProcessGroup, library: str) -> tuple[bool, bool]:
     """Return whether the owned buckets that rank 1 spoils are not finite, and the others are."""
     ranks, me, count = group.size(), group.rank(), 2048
-    module = ShardedModule("", (Part("w", (ranks, count), 0),), seed=5, threads=1)
+    module = ShardedModule("", (Part("w", (ranks, count), 0),), me, seed=5, threads=1)
     gradients = numbers(ranks * count, torch.float32, me)
     if me == 1:
         gradients[100::count] = torch.nan

@@ -146,6 +146,28 @@ def test_sparse_gradients_travel_as_they_are(ranks: Ranks) -> None:
     assert ranks.run(sparse_embedding, size=2) == [wanted, wanted]
 
 
+class Turned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.ones(30, 50, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.by * x).real.sum()
+
+
+def complex_gradient(group: dist.ProcessGroup) -> bool:
+    by_rank = [torch.arange(1500.0).reshape(30, 50) * (1 + r + 1j) for r in range(group.size())]
+    model = DistributedDataParallel(Turned().to(here()), process_group=group)
+    compress(model, 4)
+    model(by_rank[group.rank()].to(here())).backward()
+    mean = torch.stack(by_rank).mean(0).conj()
+    return torch.allclose(model.module.by.grad.cpu(), mean)
+
+
+def test_complex_gradients_are_averaged_exactly(ranks: Ranks) -> None:
+    assert ranks.run(complex_gradient, size=2) == [True, True]
+
+
 def outside_its_group(group: dist.ProcessGroup) -> str:
     model = DistributedDataParallel(mlp(), process_group=group)
     model.register_comm_hook(QSGDState(dist.GroupMember.NON_GROUP_MEMBER), qsgd_hook)

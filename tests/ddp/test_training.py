@@ -13,7 +13,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.torch.ddp import compress
+from qsgd_hpc.torch.ddp import QSGDState, compress
 from tests.ddp.models import batch, bytes_of, mlp, train, wrapped
 from tests.ddp.ranks import Ranks, here
 
@@ -71,6 +71,36 @@ def test_parameters_without_gradient_on_some_or_all_ranks(ranks: Ranks) -> None:
     answers = ranks.run(unused, size=3)
     assert len({weights for weights, _ in answers}) == 1
     assert all(untouched for _, untouched in answers)
+
+
+def owed_by(state: QSGDState, name: str) -> torch.Tensor:
+    return state.global_state_dict()["parameters"][name]["owed"]
+
+
+def owed_over_unused_step(
+    group: dist.ProcessGroup, options: dict[str, bool], to_none: bool
+) -> tuple[float, float]:
+    branches = Branches().to(here())
+    model = DistributedDataParallel(
+        branches, process_group=group, find_unused_parameters=True, **options
+    )
+    state = compress(model, 2)
+    name, weight = "ways.1.weight", branches.ways[1].weight
+    model(batch(group.rank(), 0), 1).square().mean().backward()
+    before = owed_by(state, name)
+    model.zero_grad(set_to_none=to_none)
+    model(batch(group.rank(), 1), 0).square().mean().backward()
+    paid = torch.zeros_like(before) if weight.grad is None else weight.grad.flatten().cpu()
+    return float(before.norm()), float((before - paid - owed_by(state, name)).norm())
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+def test_a_step_without_a_gradient_on_any_rank_loses_nothing_that_is_owed(
+    ranks: Ranks, options: dict[str, bool], to_none: bool
+) -> None:
+    for owed, lost in ranks.run(owed_over_unused_step, options, to_none, size=3):
+        assert lost < 1e-6 * owed
 
 
 def of_one_loss(group: dist.ProcessGroup) -> bytes:

@@ -161,15 +161,22 @@ def test_codes_find_a_way_where_the_group_carries_no_host_memory(run_ranks, tmp_
 
 
 # Trains three times: as DDP does by itself, with a hook of torch's own, and as a static graph.
+# Begins with an optimizer in the backward pass, too, which torch runs only with an accelerator.
 THRICE = """
 import json, torch, torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
-for kind in ("plain", "hook", "static"):
+for kind in ("plain", "hook", "static", "backward"):
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    if kind == "backward":
+        _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 0.01})
+        model = DistributedDataParallel(net)
+        model(torch.zeros(1, 64))
+        break
     model = DistributedDataParallel(net, static_graph=kind == "static")
     if kind == "hook":
         model.register_comm_hook(None, allreduce_hook)
@@ -208,6 +215,8 @@ def test_bits_compress_a_script_that_says_nothing(run_ranks, tmp_path: Path) -> 
         "qsgd-hpc: DDP sends gradients uncompressed, not in 4 bits: the script has registered "
         "another hook",
         "qsgd-hpc: DDP sends gradients uncompressed, not in 4 bits: static_graph=True",
+        "qsgd-hpc: DDP sends gradients uncompressed, not in 4 bits: its optimizer steps in the "
+        "backward pass, through DDP's only hook",
     ]
     assert plain["hook"] == plain["plain"]
     assert compressed["hook"] == plain["hook"]

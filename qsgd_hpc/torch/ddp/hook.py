@@ -29,8 +29,8 @@ def qsgd_hook(
         a future of the bucket's buffer, the same bits on every rank. NaN or Inf in a gradient on
         any rank gives values that are not finite on every rank.
     """
-    flat = bucket.buffer()
-    if flat.is_sparse or flat.is_complex():
+    # The buffer of complex gradients, which all have one type, is of pairs of floats.
+    if bucket.buffer().is_sparse or bucket.parameters()[0].is_complex():
         group: Any = state.process_group
         return allreduce_hook(group, bucket)
     return state.reduce(bucket)

@@ -19,6 +19,7 @@ from qsgd_hpc.torch.ddp.memory import Memory
 from qsgd_hpc.torch.ddp.pipeline import Job, Pipeline
 from qsgd_hpc.torch.ddp.plan import Place, Plan, make_plan
 from qsgd_hpc.torch.ddp.staging import future_for, staged
+from qsgd_hpc.torch.ddp.unused import Unused
 
 __all__ = ["QSGDState"]
 
@@ -83,6 +84,7 @@ class QSGDState:
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._device_plans: dict[tuple[Any, ...], DevicePlan] = {}
         self._queues: dict[torch.device, Queue] = {}
+        self._unused = Unused()
 
     def reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Start averaging a ``dist.GradBucket`` over the ranks; does not block.
@@ -98,9 +100,11 @@ class QSGDState:
         self._follow_scale()
         if (library := serves(flat.device, self.compression, self._group())) is not None:
             device_plan = self._device_plan(bucket.parameters(), flat, place, library)
+            self._unused.watch(bucket, flat, self._memory)
             return device_plan.start(flat, self._group())
         pipeline = self._start_pipeline(flat.device)
         plan = self._plan(bucket.parameters(), flat, place)
+        self._unused.watch(bucket, flat, self._memory)
         job = Job(plan, staged(flat, plan.pinned), future_for(flat))
         result = job.result()
         pipeline.submit(job)

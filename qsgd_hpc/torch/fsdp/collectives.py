@@ -58,12 +58,17 @@ class ShardedModule:
     Args:
         name: name of the module.
         parts: its parameters (:func:`qsgd_hpc.torch.fsdp.layout.parts_of`).
+        rank: this rank's number among those whose gradients are averaged; it keys the noise. The
+            replicas of HSDP have different numbers, because their errors would be equal with equal
+            noise. The ranks of tensor parallelism have the same: they must keep equal copies of
+            parameters that are not split.
         seed: seed of the rounding noise, equal on every rank.
         threads: number of threads that code a shard.
     """
 
     name: str
     parts: tuple[Part, ...]
+    rank: int
     seed: int
     threads: int
     steps: int = 0
@@ -177,8 +182,7 @@ class QSGDReduceScatter(_Coded, ReduceScatter):
         shards = gradients.detach().view(ranks, -1).to(codec.place)
         sent = codec.messages(ranks)
         others = {rank: rank for rank in range(ranks) if rank != me}
-        # HSDP averages the results of replicas, whose errors would be equal with equal noise.
-        codec.encode(shards, sent, others, self._module.steps, dist.get_rank())
+        codec.encode(shards, sent, others, self._module.steps, self._module.rank)
         received = _exchange(sent, gradients.device, group)
         factor = 1 / ranks if op == dist.ReduceOp.AVG else 1.0
         with _placed(output, codec.place) as total:

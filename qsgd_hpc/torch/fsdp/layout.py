@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
-__all__ = ["Part", "parts_of", "sharded_modules"]
+__all__ = ["Part", "data_parallel_rank", "parts_of", "sharded_modules"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,15 @@ def sharded_modules(model: nn.Module) -> dict[str, Any]:
     Each is an ``FSDPModule`` and an ``nn.Module``; there is no type for both.
     """
     return {name: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
+
+
+def data_parallel_rank(module: Any) -> int:
+    """Return this rank's number among those that average an FSDPModule's gradients."""
+    for group in module._get_fsdp_state()._fsdp_param_groups:  # no public name
+        mesh = group.mesh_info
+        replica: int = getattr(mesh, "replicate_mesh_rank", 0)
+        return int(replica * mesh.shard_mesh_size + mesh.shard_mesh_rank)
+    return 0  # the module has no parameters of its own
 
 
 def parts_of(module: nn.Module, name: str = "") -> tuple[Part, ...]:

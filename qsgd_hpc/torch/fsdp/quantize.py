@@ -13,7 +13,7 @@ from qsgd_hpc.compression import Eden, Lossy, Qsgd
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import Rule, as_rules
 from qsgd_hpc.torch.fsdp.collectives import QSGDAllGather, QSGDReduceScatter, ShardedModule, Traffic
-from qsgd_hpc.torch.fsdp.layout import parts_of, sharded_modules
+from qsgd_hpc.torch.fsdp.layout import data_parallel_rank, parts_of, sharded_modules
 
 __all__ = ["QuantizedShards", "is_quantized", "quantize_fsdp"]
 
@@ -125,7 +125,8 @@ def quantize_fsdp(
     shared, reductions, gatherings = {}, [], []
     for name, module in modules.items():
         module.reshard()  # parameters left unsharded by a forward pass lack their layout
-        shared[name] = ShardedModule(name, parts_of(module, name), seed, threads)
+        rank = data_parallel_rank(module)
+        shared[name] = ShardedModule(name, parts_of(module, name), rank, seed, threads)
         reduction = QSGDReduceScatter(shared[name], gradients)
         module.set_custom_reduce_scatter(reduction)
         reductions.append(reduction)
