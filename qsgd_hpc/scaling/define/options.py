@@ -33,7 +33,10 @@ OPTIONS = (
         type=click.Choice(MODES),
         help="strong: constant global batch; weak: constant batch per rank.  [default: strong]",
     ),
-    click.option("--bits", help="Bits per gradient element; 32: uncompressed.  [default: 32,8,4]"),
+    click.option(
+        "--bits",
+        help="Bits per gradient element: 8, 4, 2; 32: uncompressed.  [default: 32,8,4]",
+    ),
     click.option("--algorithms", help="Allreduce algorithms to compare.  [default: auto]"),
     click.option(
         "--network",

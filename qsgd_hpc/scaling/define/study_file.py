@@ -34,7 +34,9 @@ def read_study_file(path: Path) -> dict[str, Any]:
     """
     try:
         document = parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"study file {str(path)!r}: {error.strerror or error}.") from None
+    except UnicodeDecodeError as error:
         raise UsageError(f"study file {str(path)!r}: cannot be read: {error}.") from None
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
