@@ -5,6 +5,7 @@ A verb's module is imported on use, so ``qsgd-hpc --help`` is fast on a login no
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import math
@@ -91,6 +92,16 @@ class LazyVerbs(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]
+        if word.endswith(".py"):
+            ctx.fail(f"{word} is a script. Start it by: qsgd-hpc run -np 2 {word}")
+        if word not in VERBS and (near := difflib.get_close_matches(word, VERBS, n=1)):
+            ctx.fail(f"No such command '{word}'. Did you mean '{near[0]}'?")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:

@@ -21,6 +21,7 @@ PLAIN_BITS = 32
 AUTO_BITS = "auto"
 """The value of bits that lets the planner choose."""
 
+_BITS = (*range(1, 9), PLAIN_BITS)
 _SIZE = re.compile(r"([<>])\s*([0-9]*\.?[0-9]+)\s*([kKMG]?)")
 _UNITS = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
 _REMEDY = "expected PATTERN=BITS with 1 to 8, 32 or fp32, such as '*.bias=32, embed*=8, >1M=2'"
@@ -34,7 +35,7 @@ class Rule:
     bits: int
 
     def __post_init__(self) -> None:
-        if self.bits not in (*range(1, 9), PLAIN_BITS) or not self.pattern:
+        if self.bits not in _BITS or not self.pattern:
             raise UsageError(f"rule {self.pattern!r}={self.bits!r}: {_REMEDY}")
         if self.pattern[0] in "<>" and not _SIZE.fullmatch(self.pattern):
             raise UsageError(
@@ -59,7 +60,10 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
     rules = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
         pattern, _, value = entry.rpartition("=")
-        rules.append(Rule(pattern.strip(), _bits(value.strip())))
+        bits = _bits(value.strip())
+        if not pattern.strip() or bits not in _BITS:
+            raise UsageError(f"rule {entry!r}: {_REMEDY}")
+        rules.append(Rule(pattern.strip(), bits))
     return tuple(rules)
 
 
@@ -92,4 +96,4 @@ def _bits(value: int | str) -> int:
         return value
     if value.lower() == "fp32":
         return PLAIN_BITS
-    return int(value) if value.isdecimal() else 0  # Rule rejects 0, and quotes the rule
+    return int(value) if value.isdecimal() else 0  # which is rejected

@@ -6,6 +6,7 @@ import errno
 import os
 import runpy
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +66,54 @@ def test_a_fault_of_this_package_keeps_its_traceback(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cli, "main", fail)
     with pytest.raises(OSError, match="Bad file descriptor"):
         main([])
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["submitt", "train.py"], "No such command 'submitt'. Did you mean 'submit'?"),
+        (["train.py", "--lr", "1"], "Start it by: qsgd-hpc run -np 2 train.py"),
+        (["frobnicate"], "No such command 'frobnicate'."),
+    ],
+)
+def test_a_word_that_is_no_command_has_a_remedy(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "-np", "2", "--config-file", "none.yaml", "true"],
+        ["scale", "none.yaml"],
+        ["submit", "--site", "local", "--template", "none.yaml", "--dry-run", __file__],
+    ],
+)
+def test_a_file_that_is_not_there_is_named_once(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QSGD_HOME", str(tmp_path / "home"))
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.count("none.yaml") == 1
+    assert "No such file or directory" in line
+    assert "Errno" not in line
+
+
+@pytest.mark.parametrize("verb", ["status", "logs"])
+def test_help_shows_that_a_job_need_not_be_named(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    assert capsys.readouterr().out.startswith(f"Usage: qsgd-hpc {verb} [OPTIONS] [ID]\n")

@@ -40,12 +40,19 @@ __all__ = [
     "Loop",
     "Script",
     "argument",
+    "distributed_without_hvd",
     "dotted",
     "is_optimizer_name",
     "parse",
     "read",
 ]
 
+_DISTRIBUTED_CALLS = (
+    "torch.distributed.init_process_group",
+    "torch.nn.parallel.DistributedDataParallel",
+    "torch.distributed.fsdp.FullyShardedDataParallel",
+    "jax.distributed.initialize",
+)
 DEPTH = 12  # most names in a chain of names; longer ones are taken for a cycle
 
 
@@ -242,6 +249,16 @@ def argument(call: cst.Call, name: str, index: int = -1) -> cst.BaseExpression |
             index = -1  # the elements of the star are unknown
         elif not each.star and each.keyword is None and place == index:
             return each.value
+    return None
+
+
+def distributed_without_hvd(script: Script) -> str | None:
+    """Return by which call a script is distributed without hvd, and how to start it, or None."""
+    called = {script.called(call) for call in script.calls}
+    for name in _DISTRIBUTED_CALLS:
+        if name in called:
+            start = f": start it by qsgd-hpc run -np 2 {script.path}"
+            return f"distributed by {name}()" + (start if name.startswith("torch.") else "")
     return None
 
 

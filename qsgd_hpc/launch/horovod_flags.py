@@ -198,7 +198,9 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[str]]:
 
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise UsageError(f"--config-file {path}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"--config-file {path}: {error}") from None
     places = {setting.key: setting for setting in SETTINGS}
     without_effect = {key: option for option, key in _SECTIONS.items()}

@@ -15,6 +15,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from qsgd_hpc.cli import VERBS
+from qsgd_hpc.jobs import sites
+from qsgd_hpc.jobs.sites.queues import queue_faults
 from tests.docs.pages import BLOCK, blocks, repository_pages
 
 pytest.importorskip("sphinx", reason="the extra docs is not installed")
@@ -180,6 +182,24 @@ def test_messages_that_troubleshooting_quotes_are_in_the_source() -> None:
         if part.strip() and part.strip() not in source
     ]
     assert not missing
+
+
+@pytest.mark.parametrize(
+    ("queue", "nodes", "walltime_min"), [("prod", 8, 30), ("debug", 2, 120), (None, 600, 30)]
+)
+def test_messages_about_queues_are_found_on_the_troubleshooting_page(
+    queue: str | None, nodes: int, walltime_min: float
+) -> None:
+    page = ROOT / "docs" / "troubleshooting.md"
+    forms = [
+        re.escape(re.sub(r"<[^>]*>", "\0", line))
+        .replace("\0", ".+")
+        .replace(re.escape("..."), ".*")
+        for _, text in blocks(page, "text")
+        for line in text.splitlines()
+    ]
+    (message,) = queue_faults(sites.load("polaris"), queue, nodes, walltime_min)
+    assert any(re.fullmatch(form, message) for form in forms), message
 
 
 def test_a_lesson_that_nobody_has_named_is_added(

@@ -69,6 +69,17 @@ def test_a_serial_script_is_sent_to_convert(folder, capsys):
     assert "qsgd-hpc convert serial.py" in said.err
 
 
+def test_a_script_of_torch_distributed_is_not_sent_to_convert(folder, capsys):
+    (folder / "ddp.py").write_text("import torch.distributed as d\nd.init_process_group('gloo')\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "ddp.py"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "ddp.py: not examined, because it is distributed by torch.distributed." in said
+    assert "qsgd-hpc run -np 2 ddp.py" in said
+    assert "convert" not in said
+
+
 def test_what_is_no_python_is_a_usage_error(folder):
     (folder / "bad.py").write_text("def (:\n")
     done = run("bad.py")

@@ -56,7 +56,7 @@ def test_what_is_to_be_decided_is_listed_with_lines():
         ("from transformers import Trainer\nTrainer(m).train()\n", "by itself: start"),
         (
             "import torch\ntorch.distributed.init_process_group('nccl')\n",
-            "already distributed by torch.distributed.init_process_group()",
+            "distributed by torch.distributed.init_process_group(): start it by qsgd-hpc run -np 2",
         ),
         ("import torch, jax\n", "choose by --framework"),
     ],

@@ -214,6 +214,21 @@ def test_auto_without_a_fitting_queue_is_refused() -> None:
     assert "no queue of polaris accepts 12 nodes for 05:00:00 by default" in text
 
 
+@pytest.mark.parametrize(
+    ("nodes", "walltime_min", "remedy"),
+    [
+        (497, 30, "Use --nodes 496."),
+        (600, 180, "Use --nodes 496."),
+        (600, 24 * 60, "Use --nodes 496."),
+    ],
+)
+def test_remedy_counts_queues_that_a_routing_queue_leads_to(
+    nodes: int, walltime_min: int, remedy: str
+) -> None:
+    text = faults("polaris", nodes=nodes, walltime_min=walltime_min, account="p")
+    assert text.endswith(remedy)
+
+
 def test_auto_leaves_the_choice_to_a_scheduler_whose_queues_are_unknown() -> None:
     assert faults("slurm", nodes=3, queue="auto") == ""
 

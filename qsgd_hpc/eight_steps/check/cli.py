@@ -14,7 +14,7 @@ from qsgd_hpc.eight_steps.check.finding import Finding, Severity
 from qsgd_hpc.eight_steps.check.fixing import Fixed, diff, examine, fix
 from qsgd_hpc.eight_steps.check.helpers import helpers
 from qsgd_hpc.eight_steps.check.sarif import sarif
-from qsgd_hpc.eight_steps.reading import Script, read
+from qsgd_hpc.eight_steps.reading import Script, distributed_without_hvd, read
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.words import counted, listing
 
@@ -100,6 +100,8 @@ def report(results: list[Fixed], json_: bool, sarif_: bool, to_stderr: bool) -> 
 
 def serial_text(script: Script) -> str:
     """Return the message for a script without hvd."""
+    if (fault := distributed_without_hvd(script)) is not None:
+        return f"{script.path}: not examined, because it is {fault}"
     return (
         f"{script.path}: not a distributed script: it imports neither horovod nor a framework's "
         f"module of qsgd_hpc. Convert it with: qsgd-hpc convert {script.path}"

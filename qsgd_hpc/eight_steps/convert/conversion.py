@@ -14,7 +14,7 @@ from qsgd_hpc.eight_steps.convert.plan import Note, Plan, apply
 from qsgd_hpc.eight_steps.convert.tf1_script import convert_tf1
 from qsgd_hpc.eight_steps.convert.tf2_script import convert_tf2
 from qsgd_hpc.eight_steps.convert.torch_script import convert_torch
-from qsgd_hpc.eight_steps.reading import Framework, Script, parse
+from qsgd_hpc.eight_steps.reading import Framework, Script, distributed_without_hvd, parse
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["FRAMEWORKS", "Conversion", "convert"]
@@ -41,12 +41,6 @@ OTHERS = {
     "deepspeed": "take out DeepSpeed first",
 }
 TRAINERS = re.compile(r"^(transformers|trl)\.\w*Trainer$")
-DISTRIBUTED_CALLS = (
-    "torch.distributed.init_process_group",
-    "torch.nn.parallel.DistributedDataParallel",
-    "torch.distributed.fsdp.FullyShardedDataParallel",
-    "jax.distributed.initialize",
-)
 
 
 @dataclass(frozen=True)
@@ -123,9 +117,8 @@ def _framework(script: Script) -> Framework:
                 f"{script.path}: {name} trains on several ranks by itself: start the script by "
                 "qsgd-hpc run -np 2"
             )
-    for name in DISTRIBUTED_CALLS:
-        if name in called:
-            raise UsageError(f"{script.path}: already distributed by {name}()")
+    if (fault := distributed_without_hvd(script)) is not None:
+        raise UsageError(f"{script.path}: already {fault}")
     found = set(script.frameworks)
     compiles = any(name.endswith(".compile") for name in called)
     if Framework.KERAS in found and not compiles:

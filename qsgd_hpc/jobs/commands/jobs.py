@@ -31,7 +31,7 @@ _GOOD = (JobState.COMPLETED, JobState.STOPPED)
 
 
 @click.command()
-@click.argument("job_id", metavar="ID", required=False)
+@click.argument("job_id", metavar="[ID]", required=False)
 @as_json_option
 def status(job_id: str | None, as_json: bool) -> None:
     """Show the state of job ID (default: the newest), its cause, its log and the next command.
@@ -49,7 +49,7 @@ def status(job_id: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("job_id", metavar="ID", required=False)
+@click.argument("job_id", metavar="[ID]", required=False)
 @click.option(
     "-f", "--follow", "following", is_flag=True, help="Follow the output until the job has ended."
 )

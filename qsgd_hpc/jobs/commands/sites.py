@@ -27,8 +27,9 @@ _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for
 def sites() -> None:
     """List, show, check or write site profiles.
 
-    Your own profiles are files $QSGD_HOME/sites/NAME.yaml, those of a project .qsgd-hpc/sites/
-    NAME.yaml in its folder. Both override the included profile of that name key by key.
+    Your own profiles are the files $QSGD_HOME/sites/NAME.yaml. Those of a project are
+    .qsgd-hpc/sites/NAME.yaml in its folder. Both override the included profile of that name key by
+    key.
     """
 
 
@@ -51,7 +52,10 @@ def list_sites(as_json: bool) -> None:
 @_AS_JSON
 @click.argument("name", required=False)
 def show_site(name: str | None, as_json: bool) -> None:
-    """Show profile NAME (default: the one in use here): queues, notes, and its YAML files."""
+    """Show the queues, the notes and the YAML files of profile NAME.
+
+    Default: the profile in use here.
+    """
     name = name or profiles.choose(None).name
     if as_json:
         click.echo(json.dumps(sites_view.profile_json(merged(name)), indent=2))
@@ -102,7 +106,10 @@ def check_site(name: str | None, no_machine: bool, as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Replace an existing profile.")
 @click.argument("name")
 def new_site(name: str, scheduler: str | None, to_stdout: bool, force: bool) -> None:
-    """Write a draft of profile NAME for this machine, from its scheduler's answers."""
+    """Write a draft of profile NAME for this machine.
+
+    The draft is made from the answers of its scheduler.
+    """
     host = profiles.find_host()
     scheduler = scheduler or next((s for s in host.schedulers if s in live.ASKED), None)
     text = new_profile(name, scheduler, host, force=force or to_stdout)

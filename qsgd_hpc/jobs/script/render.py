@@ -125,7 +125,9 @@ def _template(request: JobRequest, site: Site) -> jinja2.Template:
         return _environment().get_template(f"{site.scheduler}.sh.j2")
     try:
         text = request.template.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"--template {request.template}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
         raise UsageError(f"--template {request.template}: cannot read it: {error}") from None
     return _environment().from_string(text)
 

@@ -157,12 +157,14 @@ def _remedy(site: Site, asked: Queue | None, nodes: int, walltime_min: float | N
     fits = [q for q in usable if not list(_misfits(site, q, nodes, walltime_min))]
     if fits:
         return f"It fits {listing(map(_offer, fits))}."
-    if asked is not None:
-        ends = [part for name in asked.routes or [asked.name] for part in _parts(site.queues[name])]
-    else:
-        # If no queue is chosen automatically, those that a user can request.
-        auto = [q for q in usable if q.auto] or usable
-        ends = [part for q in auto if not q.routes for part in _parts(q)]
+    # If no queue is chosen automatically, those that a user can request.
+    allowed = [asked] if asked is not None else [q for q in usable if q.auto] or usable
+    ends = [
+        part
+        for queue in allowed
+        for name in queue.routes or [queue.name]  # a routing queue accepts what a target accepts
+        for part in _parts(site.queues[name])
+    ]
     if not ends:
         return f"Valid: {listing(q.name for q in usable)}." if usable else "There is no other."
     changes = sorted(_change(q, nodes, walltime_min) for q in ends)

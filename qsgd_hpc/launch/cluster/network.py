@@ -132,8 +132,8 @@ def _quantity(
     if found is None:
         faults.append(f"{what} {text!r} is not a number and a unit, such as {example}")
     elif found[2] not in units:
-        unit = repr(found[2]) if found[2] else "nothing"
-        faults.append(f"{what} {text!r}: the unit is {unit}; expected {names}, such as {example}")
+        has = f": the unit is {found[2]!r}" if found[2] else " has no unit"
+        faults.append(f"{what} {text!r}{has}; expected {names}, such as {example}")
     elif float(found[1]) == 0:
         faults.append(f"{what} {text!r}: must be above 0")
     else:

@@ -38,7 +38,10 @@ OPTIONS = (
         type=click.Choice(MODES),
         help="strong: constant global batch; weak: constant batch per rank.  [default: strong]",
     ),
-    click.option("--bits", help="Bits per gradient element; 32: uncompressed.  [default: 32,8,4]"),
+    click.option(
+        "--bits",
+        help="Bits per gradient element: 8, 4, 2; 32: uncompressed.  [default: 32,8,4]",
+    ),
     click.option("--algorithms", help="Allreduce algorithms to compare.  [default: auto]"),
     click.option(
         "--network",
@@ -243,7 +246,9 @@ def read_study_file(path: Path) -> dict[str, Any]:
     """
     try:
         document = parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"study file {str(path)!r}: {error.strerror or error}.") from None
+    except UnicodeDecodeError as error:
         raise UsageError(f"study file {str(path)!r}: cannot be read: {error}.") from None
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None

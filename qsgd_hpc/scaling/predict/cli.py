@@ -52,7 +52,11 @@ _RATE = Finite(0, min_open=True)
 )
 @click.option("--memory-gbs", type=_RATE, help="Memory bandwidth of a node, GB/s.  [default: 100]")
 @click.option("--nodes", default="1..128", help="A list (2,3,4), or a range (8..496) in doublings.")
-@click.option("--bits", default="32,8,4", help="Bits per gradient element; 32 is plain float32.")
+@click.option(
+    "--bits",
+    default="32,8,4",
+    help="Bits per gradient element: 8, 4, 2; 32 is plain float32.",
+)
 @click.option("--ranks-per-node", type=click.IntRange(1), help="Default: the site's, or 1.")
 @click.option("--mode", type=click.Choice(["weak", "strong"]), help="Default: the study's.")
 @click.option(
