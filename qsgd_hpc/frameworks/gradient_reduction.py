@@ -13,7 +13,7 @@ from qsgd_hpc._core import Coding
 from qsgd_hpc.compression import Lossy, from_environment
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.compressors import NoneCompressor
-from qsgd_hpc.frameworks.reduction import Reduction
+from qsgd_hpc.frameworks.reduction import Reduction, require_compression
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.runtime.ops import Adasum, Average, Group, Op, Operation, Sum
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set, require_member
@@ -159,11 +159,7 @@ def chosen_compression(compression: Any, op: Op = Average) -> Any:
             )
     if compression is None:
         compression = from_environment() or NoneCompressor
-    if not isinstance(compression, Lossy) and not hasattr(compression, "compress"):
-        raise UsageError(
-            f"compression={compression!r}: choose one of hvd.Compression, such as "
-            "hvd.Compression.qsgd(bits=4)"
-        )
+    require_compression(compression)
     return compression
 
 

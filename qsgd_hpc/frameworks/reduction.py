@@ -20,6 +20,7 @@ __all__ = [
     "is_widened",
     "op_for",
     "reduction_of",
+    "require_compression",
     "require_values",
 ]
 
@@ -64,8 +65,24 @@ def reduction_of(
     compression: Any = NoneCompressor,
 ) -> Reduction:
     """Return the reduction of a call; a given name is assumed to be used again."""
-    factors = prescale_factor, postscale_factor
-    return Reduction(choose_op(op, average), *factors, process_set, compression, name is not None)
+    chosen, factors = choose_op(op, average), (prescale_factor, postscale_factor)
+    if not isinstance(chosen, Op):
+        raise UsageError(f"op={chosen!r}: choose hvd.Average, Sum, Min, Max, Product or Adasum")
+    require_compression(compression)
+    return Reduction(chosen, *factors, process_set, compression, name is not None)
+
+
+def require_compression(compression: Any) -> None:
+    """Check the argument of a call or an optimizer.
+
+    Raises:
+        UsageError: it is not a compression.
+    """
+    if not isinstance(compression, Lossy) and not hasattr(compression, "compress"):
+        raise UsageError(
+            f"compression={compression!r}: choose one of hvd.Compression, such as "
+            "hvd.Compression.qsgd(bits=4)"
+        )
 
 
 def op_for(op: Op, dtype: str) -> Op:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.runtime import basics
+from qsgd_hpc.runtime import basics, feedback
 from qsgd_hpc.runtime.objects import allgather_object, broadcast_object
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops import broadcast_async_
@@ -19,6 +19,8 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "error_feedback_state",
+    "load_error_feedback_state",
 ]
 
 
@@ -76,6 +78,29 @@ def broadcast_optimizer_state(
         optimizer.load_state_dict(state)
     if not _has_stepped(optimizer):
         _fill_gradients(optimizer)
+
+
+def error_feedback_state() -> dict[str, torch.Tensor]:
+    """Return the residuals of error feedback as tensors, which ``torch.load`` accepts by default.
+
+    See :func:`qsgd_hpc.runtime.feedback.error_feedback_state`.
+    """
+    state = feedback.error_feedback_state()
+    return {name: torch.from_numpy(values) for name, values in state.items()}
+
+
+def load_error_feedback_state(state: Mapping[str, Any]) -> None:
+    """Replace the residuals by a saved state, of tensors or arrays.
+
+    See :func:`qsgd_hpc.runtime.feedback.load_error_feedback_state`.
+    """
+    # A checkpoint may have been loaded to a GPU.
+    feedback.load_error_feedback_state(
+        {
+            name: values.cpu() if isinstance(values, torch.Tensor) else values
+            for name, values in state.items()
+        }
+    )
 
 
 def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:

@@ -175,7 +175,7 @@ def test_what_is_owed_survives_a_restart_on_more_ranks(compression):
     hvd.load_error_feedback_state(saved)
     assert hvd.error_feedback_state()[name].tolist() == saved[name].tolist()
     second = run(range(4, 8))
-    owed = torch.from_numpy(hvd.error_feedback_state()[name])
+    owed = hvd.error_feedback_state()[name]
     exact = sum(gradient(r, s) / ranks for r in range(ranks) for s in range(4))
     exact = exact + sum(gradient(r, s) / world for r in range(world) for s in range(4, 8))
     assert owed.abs().max() > 0.1
@@ -203,15 +203,34 @@ def test_what_a_process_set_owes_is_saved_and_restored():
         assert not hvd.error_feedback_state()
         hvd.load_error_feedback_state(saved)
         again = hvd.error_feedback_state()["set1/w"]
-        assert again == pytest.approx(saved["set1/w"], abs=1e-6)
+        assert torch.allclose(again, saved["set1/w"], rtol=0, atol=1e-6)
         if some.included():
             # Zeros, and what is owed: the state is paid back.
             zeros = torch.zeros(4000)
             paid = hvd.allreduce(zeros, name="w", process_set=some, compression=compression)
-            assert (paid.numpy() * saved["set1/w"]).sum() > 0
+            assert (paid * saved["set1/w"]).sum() > 0
     finally:
         hvd.shutdown()
         hvd.init()
+
+
+def test_a_checkpoint_of_residuals_loads_with_the_defaults_of_torch(tmp_path):
+    hvd.load_error_feedback_state({"w": torch.ones(100)})
+    torch.save(hvd.error_feedback_state(), tmp_path / "checkpoint.pt")
+    saved = torch.load(tmp_path / "checkpoint.pt")
+    assert torch.equal(saved["w"], torch.ones(100))
+    hvd.load_error_feedback_state({"w": saved["w"].numpy()})
+    assert torch.equal(hvd.error_feedback_state()["w"], saved["w"])
+    hvd.load_error_feedback_state({})
+
+
+def test_a_call_names_an_argument_of_a_wrong_type():
+    x = torch.ones(3)
+    with pytest.raises(ValueError, match=r"op='sum': choose hvd\.Average"):
+        hvd.allreduce(x, op="sum")
+    for wrong in ("qsgd", None, hvd.Compression.qsgd):
+        with pytest.raises(ValueError, match=r"choose one of hvd\.Compression"):
+            hvd.allreduce(x, compression=wrong)
 
 
 def test_deleted_optimizers_leave_no_residuals_behind():

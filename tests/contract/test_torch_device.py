@@ -169,7 +169,7 @@ def test_what_is_owed_on_a_device_is_paid_on_the_host(everywhere):
     restart(kernels=False)
     hvd.load_error_feedback_state(saved)
     total += run(range(4, 8), "cpu")
-    owed = torch.from_numpy(hvd.error_feedback_state()[name])
+    owed = hvd.error_feedback_state()[name]
     ranks = range(hvd.size())
     expected = sum(gradient(rank, step) for rank in ranks for step in range(8)) / hvd.size()
     torch.testing.assert_close(total + owed, expected, atol=1e-4, rtol=0)
