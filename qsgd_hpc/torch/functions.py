@@ -94,13 +94,12 @@ def load_error_feedback_state(state: Mapping[str, Any]) -> None:
 
     See :func:`qsgd_hpc.runtime.feedback.load_error_feedback_state`.
     """
-    # A checkpoint may have been loaded to a GPU.
-    feedback.load_error_feedback_state(
-        {
-            name: values.cpu() if isinstance(values, torch.Tensor) else values
-            for name, values in state.items()
-        }
-    )
+    arrays: dict[str, Any] = {
+        # A checkpoint may have been loaded to a GPU.
+        name: values.cpu().numpy() if isinstance(values, torch.Tensor) else values
+        for name, values in state.items()
+    }
+    feedback.load_error_feedback_state(arrays)
 
 
 def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
