@@ -22,7 +22,7 @@ from typing import Any
 
 import cloudpickle
 
-from qsgd_hpc.launch.meeting import own_addresses
+from qsgd_hpc.launch.addresses import own_addresses
 
 __all__ = ["VARIABLE", "Exchange", "Failure", "Returned", "answer", "dumps_by_value", "fetch"]
 

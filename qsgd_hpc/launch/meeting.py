@@ -21,7 +21,7 @@ from qsgd_hpc.launch.hold_port import held_port
 from qsgd_hpc.launch.options import RunOptions, local_ranks, placement
 from qsgd_hpc.launch.schedulers import NODE_FILES, in_batch_job
 
-__all__ = ["Meeting", "meeting", "own_addresses", "remarks", "taken_port", "without_outer_launch"]
+__all__ = ["Meeting", "meeting", "remarks", "taken_port", "without_outer_launch"]
 
 _RUN_ID = "TORCHELASTIC_RUN_ID"
 _OF_TORCHRUN = re.compile(
@@ -164,16 +164,3 @@ def _starter(command: Sequence[str]) -> str | None:
     if program.startswith("python") and words:
         program = words[-1] if words[0] == "-m" else words[0]
     return program if program in _STARTERS else None
-
-
-def own_addresses() -> list[str]:
-    """Return names and addresses of this host for other hosts, the most likely first."""
-    host = socket.gethostname()
-    found = [host]
-    with contextlib.suppress(OSError):
-        found += [str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET)]
-    # The address of the interface with the default route; nothing is sent by connecting UDP.
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))
-        found.append(probe.getsockname()[0])
-    return [*dict.fromkeys(found), "127.0.0.1"]

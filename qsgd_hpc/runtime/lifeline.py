@@ -21,6 +21,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from qsgd_hpc.launch.addresses import own_addresses
 from qsgd_hpc.runtime.mpi_binding import holds_everywhere
 
 __all__ = ["Greeter", "Peers", "connect", "forget"]
@@ -163,8 +164,6 @@ class Greeter:
 
 
 def _accept_children(comm: Any, children: Collection[int], label: str) -> Peers:
-    from qsgd_hpc.launch.meeting import own_addresses
-
     token = secrets.token_bytes(TOKEN_BYTES)
     with (
         socket.create_server(("", 0), backlog=len(children) + MOST_WAITING) as server,
