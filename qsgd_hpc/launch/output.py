@@ -165,7 +165,7 @@ class RankFiles:
                 for is_stderr, name in ((False, "stdout"), (True, "stderr")):
                     self._files[rank, is_stderr] = (own / name).open("wb", buffering=0)
         except OSError as error:
-            raise UsageError(f"--output-filename {folder}: {error}") from None
+            raise UsageError(f"--output-filename {folder}: {error.strerror or error}") from None
 
     def write(self, rank: int, is_stderr: bool, data: bytes) -> None:
         """Append bytes that a rank wrote."""
