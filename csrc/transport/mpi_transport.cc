@@ -85,7 +85,7 @@ class MpiTransport final : public Transport {
                  });
   }
 
-  // MPI_Iprobe progresses all messages, whether it finds one or not.
+  // MPI_Iprobe progresses all messages if it does not find this one, which nobody sends.
   void progress() override {
     int found = 0;
     AnyStatus status;

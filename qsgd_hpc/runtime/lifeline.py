@@ -174,8 +174,9 @@ def _accept_children(comm: Any, children: Collection[int], label: str) -> Peers:
         last_greeting_s = time.monotonic()
         while not greeter.complete() and time.monotonic() < last_greeting_s + CONNECT_TIMEOUT_S:
             # Some MPIs make progress on a message only while its sender is inside MPI, and the
-            # children wait for this one.
-            comm.Iprobe()
+            # children wait for this one. Open MPI makes none if it finds what it is asked for, and
+            # a child may have sent its label: ask for a message that nobody sends.
+            comm.Iprobe(source=comm.Get_rank())
             if greeter.greet(PROGRESS_S):
                 last_greeting_s = time.monotonic()
     labels = {child: comm.recv(source=child) for child in children}

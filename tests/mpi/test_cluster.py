@@ -68,6 +68,7 @@ def test_each_node_is_a_host_of_its_own(run_ranks, tmp_path):
     assert all(r["uid"] == os.getuid() and r["cwd"] == str(tmp_path) for r in ranks)
     assert not list(Path("/dev/shm").glob("mine-*"))
     assert "node1 to node2 share" in done.stderr
+    assert "cannot be named" not in done.stderr  # the ranks have connected to each other
 
 
 SENDS = """
