@@ -82,7 +82,6 @@ def assert_same_bits(found: Results, wanted: Results) -> None:
 
 
 @needs_jax
-@pytest.mark.gate
 def test_every_library_gets_the_same_bits(over_twin: Reduce) -> None:
     wanted = over_twin("numpy", 2)
     for library in ("jax", "jax.jit"):

@@ -33,7 +33,6 @@ def test_what_keras_promises_holds_on_real_ranks(run_suite, backend, ranks):
     run_suite(ranks, "tests/keras", KERAS_BACKEND=backend)
 
 
-@pytest.mark.gate
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 def test_it_holds_on_pytorch_without_its_compiler(run_suite):

@@ -116,7 +116,6 @@ def test_bits_from_the_launcher_or_the_script_cut_the_bytes_alike(
     assert plain / launcher > 6
 
 
-@pytest.mark.gate
 def test_resuming_after_a_kill_gives_what_an_uninterrupted_run_gives(
     run_ranks: Run, tmp_path: Path, small_mnist: str
 ) -> None:
