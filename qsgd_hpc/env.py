@@ -16,7 +16,7 @@ from typing import Any
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS, parse_rules
 
-__all__ = ["TABLE", "Twin", "Variable", "flag", "get", "home", "is_set"]
+__all__ = ["TABLE", "Twin", "Variable", "flag", "get", "home", "is_set", "misspelt", "unknown"]
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -60,6 +60,13 @@ def _segment(text: str) -> int:
     """0, or a power of two from 2 to 2^30."""
     if not text.strip().isdecimal() or int(text) not in (0, *(1 << n for n in range(1, 31))):
         raise ValueError("expected a power of two up to 2^30, such as 65536, or 0 (2^18)")
+    return int(text)
+
+
+def _bucket_size(text: str) -> int:
+    """a multiple of 64, from 64 to 65536"""
+    if not text.strip().isdecimal() or int(text) not in range(64, 65537, 64):
+        raise ValueError(f"expected {_bucket_size.__doc__}")
     return int(text)
 
 
@@ -197,9 +204,7 @@ TABLE: dict[str, Variable] = {
         None,
         "code, if the script sets no compression; unset: qsgd",
     ),
-    "QSGD_BUCKET_SIZE": Variable(
-        _at_least(int, 64), 512, "elements that share one norm; a multiple of 64"
-    ),
+    "QSGD_BUCKET_SIZE": Variable(_bucket_size, 512, "elements that share one norm"),
     "QSGD_NORM": Variable(_one_of("max", "l2"), "max", "norm of a bucket: max or l2"),
     "QSGD_MIN_ELEMENTS": Variable(
         _at_least(int, 0), 1024, "gradients with fewer elements, or one dimension, stay float32"
@@ -396,6 +401,28 @@ TABLE: dict[str, Variable] = {
         "JSON Lines file to which qsgd_hpc.scaling.record appends, and every rank when it ends",
     ),
 }
+
+
+OF_BUILDS = ("QSGD_BUILD_JOBS", "QSGD_CXXFLAGS", "QSGD_GPU", "QSGD_TEST_MXNET", "QSGD_TEST_PYTHON")
+"""Variables of the build and the tests."""
+
+
+def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return the QSGD_* names of the environment that nothing reads, sorted."""
+    found = os.environ if environ is None else environ
+    known = {*TABLE, *OF_BUILDS}
+    return sorted(name for name in found if name.startswith("QSGD_") and name not in known)
+
+
+def misspelt(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return unknown names that resemble a setting's, with that setting."""
+    if not (names := unknown(environ)):
+        return {}
+    import difflib
+
+    tails = [name.removeprefix("QSGD_") for name in TABLE if name.startswith("QSGD_")]
+    near = {n: difflib.get_close_matches(n.removeprefix("QSGD_"), tails, 1, 0.8) for n in names}
+    return {name: f"QSGD_{found[0]}" for name, found in near.items() if found}
 
 
 def is_set(name: str, environ: Mapping[str, str] | None = None, *, twins: bool = True) -> bool:

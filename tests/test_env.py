@@ -41,6 +41,25 @@ def test_segments_are_powers_of_two(text):
         env.get("QSGD_SEGMENT_ELEMENTS", {"QSGD_SEGMENT_ELEMENTS": text})
 
 
+@pytest.mark.parametrize("text", ["100", "0", "-64", "65600", "64k"])
+def test_a_bucket_is_a_multiple_of_64(text):
+    assert env.get("QSGD_BUCKET_SIZE", {"QSGD_BUCKET_SIZE": "1024"}) == 1024
+    with pytest.raises(UsageError, match="multiple of 64"):
+        env.get("QSGD_BUCKET_SIZE", {"QSGD_BUCKET_SIZE": text})
+
+
+def test_misspelt_names_are_found_and_a_users_own_are_not():
+    given = {"QSGD_BIT": "4", "QSGD_ERRORFEEDBACK": "on", "QSGD_BITS": "4", "QSGD_GPU": "none"}
+    own = {"QSGD_EXPERIMENT": "7", "QSGD_TASK": "1", "BITS": "4"}
+    assert env.misspelt({**given, **own}) == {
+        "QSGD_BIT": "QSGD_BITS",
+        "QSGD_ERRORFEEDBACK": "QSGD_ERROR_FEEDBACK",
+    }
+    assert env.unknown({**given, **own}) == [
+        "QSGD_BIT", "QSGD_ERRORFEEDBACK", "QSGD_EXPERIMENT", "QSGD_TASK",
+    ]  # fmt: skip
+
+
 def test_own_variable_wins_over_its_twin():
     both = {"QSGD_CYCLE_TIME_MS": "2", "HOROVOD_CYCLE_TIME": "1"}
     assert env.get("QSGD_CYCLE_TIME_MS", both) == 2.0

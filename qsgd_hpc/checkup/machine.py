@@ -23,8 +23,6 @@ GPU_COMMANDS = {
     ("rocm-smi", "--showuniqueid", "--csv"): "card",
     ("xpu-smi", "discovery", "--dump", "1"): "",
 }
-# Variables of the build and the tests, which are not in env.TABLE.
-OTHERS = ("QSGD_BUILD_JOBS", "QSGD_CXXFLAGS", "QSGD_GPU", "QSGD_TEST_MXNET", "QSGD_TEST_PYTHON")
 
 
 def shared_memory(folder: Path = SHARED) -> list[Finding]:
@@ -75,8 +73,7 @@ def variables(environ: Mapping[str, str] | None = None) -> list[Finding]:
             env.get(name, environ)
         except UsageError as error:
             found.append(fault("variables", str(error), "Correct or unset it."))
-    known = {*env.TABLE, *OTHERS}
-    for name in sorted(key for key in environ if key.startswith("QSGD_") and key not in known):
+    for name in env.unknown(environ):
         near = did_you_mean(name, env.TABLE)
         remedy = near if near.startswith("Did") else "See docs/settings.md for the variables."
         found.append(note("variables", f"{name} is not a setting", remedy))

@@ -127,6 +127,8 @@ def init(
             except UsageError:
                 own.Free()
                 raise
+            if own.rank == 0:
+                job_settings.warn_of_misspelt()
         _context = _build(mpi, own, settings)
         _owner_pid, _arguments = os.getpid(), (comm, process_sets)
         if not _at_exit:

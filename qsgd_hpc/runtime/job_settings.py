@@ -11,7 +11,7 @@ from qsgd_hpc.compression import from_environment
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime.mpi_binding import holds_everywhere
 
-__all__ = ["Settings", "engine_config", "is_logged", "read", "require_equal"]
+__all__ = ["Settings", "engine_config", "is_logged", "read", "require_equal", "warn_of_misspelt"]
 
 Settings = dict[str, Any]
 
@@ -76,6 +76,13 @@ def require_equal(comm: Any, settings: Settings) -> None:
                 break
     if faults:
         raise UsageError("\n".join(faults))
+
+
+def warn_of_misspelt() -> None:
+    """Warn of variables in the environment whose names resemble settings: they have no effect."""
+    if is_logged("warning"):
+        for name, meant in env.misspelt().items():
+            _warn(f"{name} is not a setting and has no effect. Did you mean {meant}?")
 
 
 def engine_config(

@@ -231,6 +231,13 @@ def test_bad_settings_name_the_variable_before_a_rank_starts(play):
     assert "Traceback" not in done.stderr
 
 
+def test_a_misspelt_setting_is_named_once_for_all_ranks(play):
+    done, _ = play(2, "step(0)\n", QSGD_BIT="4", QSGD_MINE="1")
+    assert done.returncode == 0
+    assert done.stderr.count("QSGD_BIT is not a setting and has no effect. Did you mean QSGD_") == 1
+    assert "QSGD_MINE" not in done.stderr
+
+
 @pytest.mark.gate
 def test_a_thread_level_that_is_too_low_is_named(run_ranks, python, tmp_path):
     script = tmp_path / "script.py"
