@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +65,17 @@ def reduction_of(
     process_set: ProcessSet = global_process_set,
     compression: Any = NoneCompressor,
 ) -> Reduction:
-    """Return the reduction of a call; a given name is assumed to be used again."""
+    """Return the reduction of a call; a given name is assumed to be used again.
+
+    Raises:
+        UsageError: an argument that is not one, or a factor that is not finite.
+    """
     chosen, factors = choose_op(op, average), (prescale_factor, postscale_factor)
     if not isinstance(chosen, Op):
         raise UsageError(f"op={chosen!r}: choose hvd.Average, Sum, Min, Max, Product or Adasum")
+    for which, factor in zip(("prescale", "postscale"), factors, strict=True):
+        if isinstance(factor, float) and not math.isfinite(factor):
+            raise UsageError(f"{which}_factor={factor}: choose a finite number")
     require_compression(compression)
     return Reduction(chosen, *factors, process_set, compression, name is not None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 
 import pytest
 import torch
@@ -231,6 +232,8 @@ def test_a_call_names_an_argument_of_a_wrong_type():
     for wrong in ("qsgd", None, hvd.Compression.qsgd):
         with pytest.raises(ValueError, match=r"choose one of hvd\.Compression"):
             hvd.allreduce(x, compression=wrong)
+    with pytest.raises(ValueError, match="prescale_factor=nan: choose a finite number"):
+        hvd.allreduce(x, prescale_factor=math.nan)
 
 
 def test_deleted_optimizers_leave_no_residuals_behind():
