@@ -24,7 +24,7 @@ from qsgd_hpc.launch.option_types import (
     GroupedCommand,
     GroupedOption,
 )
-from qsgd_hpc.launch.options import Host, RunOptions, parse_hostfile, parse_hosts
+from qsgd_hpc.launch.options import RunOptions, chosen_hosts
 from qsgd_hpc.launch.run import run as launch
 
 __all__ = ["run"]
@@ -225,7 +225,7 @@ def run(
     options = RunOptions(
         ranks=ranks,
         command=command,
-        hosts=checked(lambda: _hosts(hosts, hostfile), ()),
+        hosts=checked(lambda: chosen_hosts(hosts, hostfile), ()),
         bits=bits,
         weight_bits=weight_bits,
         ranks_per_node=ranks_per_node,
@@ -259,14 +259,6 @@ def _checked(faults: list[str], parse: Callable[[], Any], otherwise: Any) -> Any
     except UsageError as error:
         faults.append(str(error))
         return otherwise
-
-
-def _hosts(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
-    if hosts is not None and hostfile is not None:
-        raise UsageError("-H and --hostfile exclude each other; give one")
-    if hosts is not None:
-        return parse_hosts(hosts)
-    return () if hostfile is None else parse_hostfile(hostfile)
 
 
 def _variables(pairs: tuple[str, ...]) -> dict[str, str]:

@@ -22,7 +22,9 @@ from typing import Any
 
 import cloudpickle
 
+from qsgd_hpc.errors import LaunchError, RankFailedError
 from qsgd_hpc.launch.addresses import own_addresses
+from qsgd_hpc.launch.outcome import list_ranks
 
 __all__ = ["VARIABLE", "Exchange", "Failure", "Returned", "answer", "dumps_by_value", "fetch"]
 
@@ -47,6 +49,10 @@ class Failure:
     traceback: str
     exception: bytes | None
     """The pickled exception, or None if it cannot be pickled."""
+
+    def raised(self) -> BaseException | None:
+        """Return the exception."""
+        return None if self.exception is None else pickle.loads(self.exception)  # type: ignore[no-any-return]
 
 
 class Exchange:
@@ -73,6 +79,32 @@ class Exchange:
         hosts = ",".join(own_addresses())
         port = self._server.server_address[1]
         return f"{hosts};{port};{self.token.hex()};{self.proof.hex()}"
+
+    def results(self, ranks: int, code: int) -> list[Any]:
+        """Return the values by rank.
+
+        Args:
+            ranks: number of ranks.
+            code: the job's exit code.
+        Raises:
+            LaunchError: a rank failed; its cause is the exception of the first rank that failed.
+        """
+        found = {rank: pickle.loads(data) for rank, data in self.answers.items()}
+        failures = {rank: each for rank, each in found.items() if isinstance(each, Failure)}
+        raised = {rank: each.raised() for rank, each in failures.items()}
+        # Ranks that only report another rank's failure are not the cause.
+        causes = [rank for rank in failures if not isinstance(raised[rank], RankFailedError)]
+        for rank in (*causes, *failures):
+            error = LaunchError(f"qsgd_hpc.run: rank {rank} failed:\n{failures[rank].traceback}")
+            raise error from raised[rank]
+        missing = sorted(set(range(ranks)) - set(found))
+        if missing or code != 0:
+            raise LaunchError(
+                f"qsgd_hpc.run: the job ended with code {code}"
+                + (f" and without a result of {list_ranks(missing)}" if missing else "")
+                + "; its message is above"
+            )
+        return [found[rank].value for rank in range(ranks)]
 
     def __enter__(self) -> Exchange:
         self._thread.start()

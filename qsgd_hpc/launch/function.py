@@ -7,20 +7,15 @@ framework's module and seldom call it.
 from __future__ import annotations
 
 import os
-import pickle
 import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from qsgd_hpc.errors import LaunchError, RankFailedError, UsageError
-
-if TYPE_CHECKING:
-    from qsgd_hpc.launch.exchange import Failure
-    from qsgd_hpc.launch.options import Host
+from qsgd_hpc.errors import UsageError
 
 __all__ = ["run"]
 
@@ -72,16 +67,19 @@ def run(
         raise UsageError("qsgd_hpc.run: call it in the main thread, which receives signals")
 
     from qsgd_hpc.launch.exchange import VARIABLE, Exchange
-    from qsgd_hpc.launch.options import RunOptions
+    from qsgd_hpc.launch.horovod_flags import unused_arguments
+    from qsgd_hpc.launch.options import RunOptions, chosen_hosts
     from qsgd_hpc.launch.run import run as launch
+    from qsgd_hpc.launch.session import say
 
-    _remark(horovods)
+    for remark in unused_arguments(horovods):
+        say(remark)
     ranks = np if num_proc is None else num_proc
     exchange = Exchange((func, tuple(args), dict(kwargs or {})))
     options = RunOptions(
         ranks=ranks,
         command=(executable or sys.executable, "-m", "qsgd_hpc.launch.worker"),
-        hosts=_hosts(hosts, hostfile),
+        hosts=chosen_hosts(hosts, None if hostfile is None else Path(hostfile)),
         bits=bits,
         env={**(env or {}), VARIABLE: exchange.address},
         mpi_args=tuple(shlex.split(mpi_args) if isinstance(mpi_args, str) else mpi_args),
@@ -95,74 +93,10 @@ def run(
         code = launch(options)
     if code == 128 + signal.SIGINT:
         raise KeyboardInterrupt
-    return _results(exchange.answers, ranks, code)
+    return exchange.results(ranks, code)
 
 
 def _horovod_installed() -> bool:
     """Return whether ``horovod`` is this package in this process."""
     compat = sys.modules.get("qsgd_hpc.horovod_compat")
     return compat is not None and compat.installed()
-
-
-# Arguments of Horovod's run whose flags have other names.
-_FLAGS = {
-    "use_gloo": "--gloo",
-    "use_mpi": "--mpi",
-    "min_num_proc": "--min-np",
-    "max_num_proc": "--max-np",
-    "slots": "--slots-per-host",
-    "cooldown_range": "--blacklist-cooldown-range",
-}
-
-
-def _remark(horovods: Mapping[str, Any]) -> None:
-    """Print why Horovod's other arguments have no effect.
-
-    Raises:
-        TypeError: an argument that Horovod does not have.
-    """
-    from qsgd_hpc.launch.horovod_flags import CHANGES_NOTHING
-    from qsgd_hpc.launch.session import say
-
-    for name, value in horovods.items():
-        reason = CHANGES_NOTHING.get(_FLAGS.get(name, f"--{name.replace('_', '-')}"))
-        if reason is None:
-            raise TypeError(f"run() got an unexpected keyword argument {name!r}")
-        if value:
-            say(f"{name}={value!r}: {reason}; the argument has no effect")
-
-
-def _hosts(hosts: str | None, hostfile: str | os.PathLike[str] | None) -> tuple[Host, ...]:
-    from qsgd_hpc.launch.options import parse_hostfile, parse_hosts
-
-    if hosts is not None:
-        return parse_hosts(hosts)
-    return () if hostfile is None else parse_hostfile(Path(hostfile))
-
-
-def _results(answers: Mapping[int, bytes], ranks: int, code: int) -> list[Any]:
-    """Return the values by rank, or raise a LaunchError from the exception of the first cause."""
-    from qsgd_hpc.launch.exchange import Failure
-    from qsgd_hpc.launch.outcome import list_ranks
-
-    found = {rank: pickle.loads(data) for rank, data in answers.items()}
-    failures = {rank: each for rank, each in found.items() if isinstance(each, Failure)}
-    # Ranks that only report another rank's failure are not the cause.
-    causes = [
-        rank for rank, each in failures.items() if not isinstance(_raised(each), RankFailedError)
-    ]
-    for rank in (*causes, *failures):
-        error = LaunchError(f"qsgd_hpc.run: rank {rank} failed:\n{failures[rank].traceback}")
-        raise error from _raised(failures[rank])
-    missing = sorted(set(range(ranks)) - set(found))
-    if missing or code != 0:
-        raise LaunchError(
-            f"qsgd_hpc.run: the job ended with code {code}"
-            + (f" and without a result of {list_ranks(missing)}" if missing else "")
-            + "; its message is above"
-        )
-    return [found[rank].value for rank in range(ranks)]
-
-
-def _raised(failure: Failure) -> BaseException | None:
-    return None if failure.exception is None else pickle.loads(failure.exception)  # type: ignore[no-any-return]

@@ -19,6 +19,7 @@ __all__ = [
     "SETTINGS",
     "horovod_options",
     "read_config",
+    "unused_arguments",
     "values_after",
     "variables_and_remarks",
 ]
@@ -287,3 +288,30 @@ def variables_and_remarks(
     values |= {name: value for name, value in given.items() if value is not None}
     unused += [each for each in CHANGES_NOTHING if given.get(name_of(each))]
     return variables_of(values), [f"{each}: {CHANGES_NOTHING[each]}" for each in unused]
+
+
+# Arguments of Horovod's run() whose flags have other names.
+_FLAGS = {
+    "use_gloo": "--gloo",
+    "use_mpi": "--mpi",
+    "min_num_proc": "--min-np",
+    "max_num_proc": "--max-np",
+    "slots": "--slots-per-host",
+    "cooldown_range": "--blacklist-cooldown-range",
+}
+
+
+def unused_arguments(arguments: Mapping[str, Any]) -> list[str]:
+    """Return why arguments of Horovod's ``run()`` have no effect, one sentence for each.
+
+    Raises:
+        TypeError: an argument that Horovod does not have.
+    """
+    remarks = []
+    for name, value in arguments.items():
+        reason = CHANGES_NOTHING.get(_FLAGS.get(name, f"--{name.replace('_', '-')}"))
+        if reason is None:
+            raise TypeError(f"run() got an unexpected keyword argument {name!r}")
+        if value:
+            remarks.append(f"{name}={value!r}: {reason}; the argument has no effect")
+    return remarks

@@ -18,6 +18,7 @@ __all__ = [
     "RunOptions",
     "bits_variables",
     "check_options",
+    "chosen_hosts",
     "is_choice_of_bits",
     "local_ranks",
     "parse_hostfile",
@@ -113,6 +114,19 @@ class RunOptions:
             return self.hosts
         each = self.ranks_per_node or 1
         return tuple(Host(name, each) for name in host_names(hosts_needed(self.ranks, each)))
+
+
+def chosen_hosts(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
+    """Return the hosts of a text or of a file; none if neither is given.
+
+    Raises:
+        UsageError: both are given, or the one that is given is malformed.
+    """
+    if hosts is not None and hostfile is not None:
+        raise UsageError("-H and --hostfile exclude each other; give one")
+    if hosts is not None:
+        return parse_hosts(hosts)
+    return () if hostfile is None else parse_hostfile(hostfile)
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
