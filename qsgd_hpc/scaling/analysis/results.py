@@ -13,7 +13,6 @@ from qsgd_hpc.scaling.define.case import Case
 __all__ = [
     "BREAKDOWN",
     "COLUMNS",
-    "RUN_COLUMNS",
     "Analysis",
     "BreakEven",
     "CaseAnalysis",
@@ -70,9 +69,6 @@ COLUMNS = (
     "link_bits_s",
     "link_share",
 )
-
-RUN_COLUMNS = ("nodes", "ranks", "bits", "repeat", "throughput")
-"""The first columns of a case's runs; all measured ones of COLUMNS follow."""
 
 
 @dataclass(frozen=True)

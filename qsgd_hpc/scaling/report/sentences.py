@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.fits import peak_ranks
 from qsgd_hpc.scaling.analysis.results import BreakEven, CaseAnalysis, Estimate, Fit, LinkFit
 
 __all__ = ["law_sentence", "link_sentence", "links", "verdict_words"]
@@ -29,6 +30,8 @@ def law_sentence(fit: Fit) -> str:
     for name, estimate in fit.parameters.items():
         title, form = _PARAMETERS.get(name, (name, lambda value: f"{value:.3g}"))
         named.append(f"{title} {_estimate(estimate, form)}")
+    if (peak := peak_ranks(fit)) is not None:
+        named.append(f"most throughput at {_estimate(peak, lambda value: f'{value:.0f}')} ranks")
     sizes = f"{fit.sizes} sizes" if fit.sizes != 1 else "1 size"
     text = (
         f"{_LAWS.get(fit.law, fit.law)}, {units.bits_name(fit.bits)}: {', '.join(named)}; "

@@ -6,6 +6,7 @@ from functools import partial
 
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import BREAKDOWN, CaseAnalysis
+from qsgd_hpc.scaling.analysis.verdicts import largest_rows
 from qsgd_hpc.scaling.report.drawing import curves, speed, steps
 from qsgd_hpc.scaling.report.drawing.curves import quality_dots, wire
 from qsgd_hpc.scaling.report.drawing.panel import Panel
@@ -32,7 +33,7 @@ def panels(case: CaseAnalysis) -> list[Panel]:
 
 def throughput_panel(case: CaseAnalysis, *, log: bool | None = None) -> Panel:
     """Return throughput over nodes, on logarithmic or linear axes; None: chosen by the sizes."""
-    lines = len(_at_largest(case))
+    lines = len(largest_rows(case))
     return Panel(
         "throughput",
         f"{units.capitalised(case.unit)} per second",
@@ -89,13 +90,8 @@ def accuracy_panels(case: CaseAnalysis) -> list[Panel]:
     ]
 
 
-def _at_largest(case: CaseAnalysis) -> list[dict[str, object]]:
-    rows = case.rows()
-    return [r for r in rows if r["ranks"] == rows[-1]["ranks"]]
-
-
 def _largest(case: CaseAnalysis) -> list[Panel]:
-    largest = _at_largest(case)
+    largest = largest_rows(case)
     where = units.nodes_name(int(str(largest[0]["nodes"])))
     height = 0.5 + 0.4 * len(largest)
     found = []
