@@ -9,8 +9,8 @@ import libcst as cst
 from qsgd_hpc.eight_steps.reading import Script, dotted
 
 __all__ = [
-    "argument_node", "body_of", "find", "inside", "is_literal", "name_of_module", "names_in",
-    "position_of", "short_name", "target_of", "walk",
+    "argument_node", "body_of", "find", "inside", "is_literal", "last_with_call",
+    "name_of_module", "names_in", "position_of", "short_name", "target_of", "walk",
 ]  # fmt: skip
 
 
@@ -90,6 +90,26 @@ def position_of(script: Script, node: cst.CSTNode, body: Sequence[cst.CSTNode]) 
     """Return the index of the statement of a block that contains a node, or -1."""
     around = [node, *script.ancestors(node)]
     return next((i for i, each in enumerate(body) if any(each is a for a in around)), -1)
+
+
+def last_with_call(script: Script, first: cst.CSTNode, suffix: str) -> cst.CSTNode:
+    """Return the last statement of a block with a call of this name; ``first`` if none follows it.
+
+    Loops are passed over: the training loop may restore a state, too.
+
+    Args:
+        script: the script.
+        first: a statement; those before it are not searched.
+        suffix: the end of the called name.
+    """
+    body = body_of(script, first)
+    last = position_of(script, first, body)
+    for call in script.calls:
+        if script.called(call).endswith(suffix):
+            index = position_of(script, call, body)
+            if index > last and not isinstance(body[index], cst.For | cst.While):
+                last = index
+    return body[last] if last >= 0 else first
 
 
 def name_of_module(script: Script, module: str) -> str:

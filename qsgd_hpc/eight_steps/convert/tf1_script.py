@@ -8,7 +8,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening
 from qsgd_hpc.eight_steps.convert.arrays import shard_arrays
-from qsgd_hpc.eight_steps.convert.calls import argument_node, body_of, find, names_in, position_of
+from qsgd_hpc.eight_steps.convert.calls import argument_node, find, last_with_call, names_in
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, reaching, sources, train_loops
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
@@ -178,13 +178,7 @@ def _initialised(plan: Plan) -> None:
         made = script.value(call.args[0].value)
         if not _initialiser(script, made):
             continue
-        statement: cst.CSTNode = plan.anchor(call)
-        body = body_of(script, statement)
-        for other in script.calls:
-            if script.called(other).endswith("Saver().restore"):
-                index = position_of(script, other, body)
-                if index > position_of(script, statement, body):
-                    statement = body[index]
+        statement = last_with_call(script, plan.anchor(call), "Saver().restore")
         session = script.code(call.func.value)
         line = f"{session}.run(hvd.broadcast_global_variables(0))"
         plan.after(statement, *plan.comment(6, ALIKE, statement), line)

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.calls import (
-    body_of,
     find,
     inside,
+    last_with_call,
     names_in,
-    position_of,
     short_name,
     target_of,
     walk,
@@ -178,17 +177,7 @@ def _is_step(script: Script, call: cst.Call) -> bool:
 
 def _broadcast(plan: Plan, each: Made, names: Sequence[str]) -> None:
     script = plan.script
-    place = each.statement
-    body = body_of(script, place)
-    for call in script.calls:
-        if script.called(call).endswith(".load_state_dict"):
-            index = position_of(script, call, body)
-            if index > position_of(script, place, body):
-                statement = body[index]
-                if isinstance(statement, cst.BaseStatement) and not isinstance(
-                    statement, cst.For | cst.While
-                ):
-                    place = statement
+    place = last_with_call(script, each.statement, ".load_state_dict")
     lines = plan.comment(6, "Every rank starts with rank 0's values.", place)
     lines += [f"hvd.broadcast_parameters({name}.state_dict(), root_rank=0)" for name in names]
     lines.append(f"hvd.broadcast_optimizer_state({each.target}, root_rank=0)")
