@@ -184,14 +184,13 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner | None]:
 
 
 @pytest.fixture(scope="session")
-def twin(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The GPU kernels, compiled for the CPU once for all of pytest-xdist's workers."""
+def twin() -> Path:
+    """The GPU kernels, compiled for the CPU once for all workers and runs of the same sources."""
     from tests.gpu.twin import compile_twin
 
-    folder = tmp_path_factory.getbasetemp()
-    if is_worker(request.config):
-        folder = folder.parent
-    with (folder / "twin.lock").open("w") as lock:
+    folder = Path(__file__).parents[1] / "build" / "twin"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return compile_twin(folder)
 

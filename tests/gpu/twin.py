@@ -6,6 +6,7 @@ The twin is the same source compiled for the CPU, run thread by thread on host m
 from __future__ import annotations
 
 import ctypes as c
+import hashlib
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -363,16 +364,24 @@ class Kernels:
 def compile_twin(folder: Path) -> Path:
     """Compile the kernels for the CPU, with checks of undefined behaviour, and return the path.
 
-    What another worker has compiled into the folder is taken.
+    The folder keeps the library of the last sources, which is taken if they are the same.
     """
-    target = folder / "libqsgd_gpu_twin.so"
-    if target.exists():
-        return target
     flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
              "-ffp-contract=off", "-fsanitize=undefined", "-fno-sanitize-recover=all",
              "-fno-sanitize=float-cast-overflow,vptr", "-shared", "-fPIC", "-pthread",
              "-DQSGD_GPU_TWIN", "-DQSGD_NO_CLONES",
              f"-I{ROOT / 'csrc'}", f"-I{Path(__file__).parent}"]  # fmt: skip
     source = ROOT / "csrc" / "gpu" / "codec.cu"
-    subprocess.run([*native_compiler(), *flags, "-x", "c++", source, "-o", target], check=True)
+    headers = [*(ROOT / "csrc").rglob("*.h"), *Path(__file__).parent.glob("*.h")]
+    command = [*native_compiler(), *flags, "-x", "c++", str(source)]
+    digest = hashlib.sha256(" ".join(command).encode())
+    for path in (source, *sorted(headers)):
+        digest.update(path.read_bytes())
+    target = folder / f"libqsgd_gpu_twin-{digest.hexdigest()[:16]}.so"
+    if not target.exists():
+        for old in folder.glob("*.so"):
+            old.unlink()
+        whole = target.with_suffix(".part")
+        subprocess.run([*command, "-o", whole], check=True)
+        whole.rename(target)
     return target
