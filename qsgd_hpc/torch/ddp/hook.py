@@ -49,6 +49,7 @@ def compress(model: DistributedDataParallel, bits: int | None = None, **settings
     state = QSGDState(
         model.process_group, bits, named_parameters=model.module.named_parameters(), **settings
     )
+    state.belongs_to(model)
     for parameter in model.parameters():
         if parameter.requires_grad:
             state.require_transport(parameter)

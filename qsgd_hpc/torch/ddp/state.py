@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from qsgd_hpc import _core, env
 from qsgd_hpc.compression import KINDS, Lossy
@@ -78,6 +80,7 @@ class QSGDState:
         self._memory.name(named_parameters)
 
     def _forget_group(self) -> None:
+        self._model: weakref.ref[DistributedDataParallel] | None = None
         self._place: Place | None = None
         self._host_code_group: Any = None
         self._pipeline: Pipeline | None = None
@@ -100,15 +103,24 @@ class QSGDState:
         self._follow_scale()
         if (library := serves(flat.device, self.compression, self._group())) is not None:
             device_plan = self._device_plan(bucket.parameters(), flat, place, library)
-            self._unused.watch(bucket, flat, self._memory)
+            self._watch_unused(bucket, flat)
             return device_plan.start(flat, self._group())
         pipeline = self._start_pipeline(flat.device)
         plan = self._plan(bucket.parameters(), flat, place)
-        self._unused.watch(bucket, flat, self._memory)
+        self._watch_unused(bucket, flat)
         job = Job(plan, staged(flat, plan.pinned), future_for(flat))
         result = job.result()
         pipeline.submit(job)
         return result
+
+    def belongs_to(self, model: DistributedDataParallel) -> None:
+        """Note the model, whose settings spare work on parameters that are always used."""
+        self._model = weakref.ref(model)
+
+    def _watch_unused(self, bucket: Any, flat: torch.Tensor) -> None:
+        model = self._model and self._model()
+        if model is None or model.find_unused_parameters or model.static_graph:
+            self._unused.watch(bucket, flat, self._memory)
 
     def require_transport(self, gradient: torch.Tensor) -> None:
         """Ensure that buckets on this gradient's device can be sent; collective over the group.
