@@ -25,13 +25,7 @@ def losses(text: str) -> list[float]:
     return [float(x) for x in re.findall(r"(?i)^epoch.*?loss:? ([\d.]+)", text, re.MULTILINE)]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.gate] if name == "torch_flat" else [])
-        for name in sorted(path.stem for path in SERIAL.glob("*.py"))
-    ],
-)
+@pytest.mark.parametrize("name", sorted(path.stem for path in SERIAL.glob("*.py")))
 def test_one_rank_does_what_the_script_did_and_two_learn_as_well(run_ranks, tmp_path, name, python):
     if find_spec(NEEDS[name.partition("_")[0]]) is None or find_spec("sklearn") is None:
         pytest.skip("its framework is not installed")

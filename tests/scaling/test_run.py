@@ -150,9 +150,7 @@ def test_a_failed_point_is_shown_with_its_log_and_only_it_is_tried_again(place):
     assert "the same script (2 versions)" in (place.folder / "study/REPORT.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "moment", [pytest.param("runs", marks=pytest.mark.gate), "is being submitted"]
-)
+@pytest.mark.parametrize("moment", ["runs", "is being submitted"])
 def test_ctrl_c_cancels_the_job_and_the_same_command_goes_on(place, moment):
     words = ("scale", "-o", "study", "--bits", "32,8", "work load.py", "--hold", "go")
     process = place.start(*words)
@@ -174,7 +172,6 @@ def test_ctrl_c_cancels_the_job_and_the_same_command_goes_on(place, moment):
     assert len(finished(place.study.attempts()[0])) == 3
 
 
-@pytest.mark.gate
 def test_after_sigkill_the_running_job_is_followed_not_started_twice(place):
     words = ("scale", "-o", "study", "--nodes", "2", "--bits", "8", "work load.py", "--hold", "go")
     process = place.start(*words)
