@@ -222,6 +222,7 @@ class Coding:
         spec: CodecSpec,
         *,
         auto_bits: bool = False,
+        auto_code: bool = False,
         error_feedback: bool = False,
         nmse_budget: float = 0.0,
     ) -> None: ...
@@ -229,7 +230,10 @@ class Coding:
     def spec(self) -> CodecSpec: ...
     @property
     def auto_bits(self) -> bool:
-        """Whether the planner may use 4 bits or no compression instead of the spec's 8 bits."""
+        """Whether the planner may use fewer bits or no compression instead of the spec's 8 bits."""
+    @property
+    def auto_code(self) -> bool:
+        """Whether the planner may also use codes that lose less with as many bits."""
     @property
     def error_feedback(self) -> bool: ...
     @property

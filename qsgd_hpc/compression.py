@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KINDS",
+    "Auto",
     "Eden",
     "Elias",
     "Lossy",
@@ -117,11 +118,22 @@ class Lossy(ABC):
         contract = feedback and not self.biased
         spec = CodecSpec(bucket_size=self.bucket_size, contract=contract, **self._codec())
         budget = (self.nmse_budget or 0.0) if lasting else 0.0
-        return Coding(spec, auto_bits=self.auto_bits, error_feedback=feedback, nmse_budget=budget)
+        return Coding(
+            spec,
+            auto_bits=self.auto_bits,
+            auto_code=self.auto_code,
+            error_feedback=feedback,
+            nmse_budget=budget,
+        )
 
     @property
     def auto_bits(self) -> bool:
         """Whether the planner chooses the bits."""
+        return False
+
+    @property
+    def auto_code(self) -> bool:
+        """Whether the planner may also choose another code, which loses less with as many bits."""
         return False
 
     @property
@@ -255,6 +267,35 @@ class Qsgd(_WithBits):
     def _codec(self) -> dict[str, Any]:
         choices = {} if self._is_sign else {"norm": self.norm, "rounding": self.rounding}
         return {**super()._codec(), **choices}
+
+
+@dataclass(frozen=True)
+class Auto(Qsgd):
+    """The planner chooses the code and its bits for each tensor; see :class:`Lossy`.
+
+    It measures the machine and chooses QSGD with 8 or 4 bits, EDEN with 4 or 3, or float32: a code
+    that loses more is used only if it saves another 5% of the time. Settings that EDEN does not
+    have leave QSGD and float32: the norm "l2", the rounding "nearest", and buckets that are no
+    powers of two.
+    """
+
+    bits: int | Literal["auto"] = "auto"
+
+    @property
+    def auto_code(self) -> bool:
+        """Whether EDEN has these settings."""
+        size = self.bucket_size
+        return self.norm == "max" and self.rounding == "stochastic" and not size & (size - 1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bits != AUTO_BITS:
+            raise self._fault("bits", "a code, such as hvd.Compression.qsgd, to set bits")
+
+    def with_bits(self, bits: int) -> Lossy:
+        """Return QSGD with these settings and bits."""
+        settings = {f.name: getattr(self, f.name) for f in fields(Qsgd)}
+        return Qsgd(**{**settings, "bits": bits})
 
 
 @functools.cache
@@ -391,6 +432,8 @@ def from_environment() -> Lossy | None:
     bits, scheme = env.get("QSGD_BITS"), env.get("QSGD_SCHEME")
     if bits == PLAIN_BITS or (bits is None and scheme is None):
         return None
+    if bits == AUTO_BITS and scheme is None:
+        return Auto()
     kind = KINDS[scheme or "qsgd"]
     if issubclass(kind, _WithBits):
         return kind() if bits is None else kind(bits)

@@ -9,6 +9,7 @@ import pytest
 
 from qsgd_hpc import compression, env
 from qsgd_hpc.compression import (
+    Auto,
     Eden,
     Elias,
     Lossy,
@@ -145,7 +146,7 @@ def test_environment_chooses_scheme_bits_and_all_else(monkeypatch):
     assert from_variables(monkeypatch) is None
     assert from_variables(monkeypatch, QSGD_BITS="32", QSGD_SCHEME="sign") is None
     assert from_variables(monkeypatch, QSGD_BITS="3") == Qsgd(3)
-    assert from_variables(monkeypatch, QSGD_BITS=" Auto") == Qsgd("auto")
+    assert from_variables(monkeypatch, QSGD_BITS=" Auto") == Auto()
     assert from_variables(monkeypatch, QSGD_SCHEME="topk") == TopK()
     assert from_variables(monkeypatch, QSGD_SCHEME="minmax", QSGD_BITS="8") == MinMax(8)
     everything = from_variables(
@@ -180,6 +181,25 @@ def test_open_bits_begin_with_the_most_and_are_fed_back_only_if_asked(kind):
     assert (ruled.auto_bits, ruled.spec.bits) == (False, 4)
     assert kind("auto").coding_for_gradient("w", (5,), "float32") is None
     assert not kind(8).coding().auto_bits
+
+
+def test_an_open_code_is_qsgd_until_the_planner_knows_better(monkeypatch):
+    for chosen in (Auto(rules="head=4"), from_variables(monkeypatch, QSGD_BITS="auto")):
+        coding = chosen.coding()
+        assert (coding.auto_code, coding.auto_bits, coding.error_feedback) == (True, True, False)
+        assert (coding.spec.scheme, coding.spec.bits) == ("qsgd", 8)
+    ruled = Auto(rules="head=4").coding_for_gradient("head", MATRIX, "float32")
+    assert ruled == Qsgd(4).coding()
+    assert from_variables(monkeypatch, QSGD_BITS="auto", QSGD_SCHEME="qsgd") == Qsgd("auto")
+    with pytest.raises(UsageError, match=r"auto\(bits=4\): choose a code"):
+        Auto(bits=4)
+
+
+@pytest.mark.parametrize("settings", [{"norm": "l2"}, {"bucket_size": 192}])
+def test_settings_that_eden_lacks_leave_qsgd(settings):
+    coding = Auto(**settings).coding()
+    assert coding.auto_bits
+    assert not coding.auto_code
 
 
 def test_where_the_planner_knows_nothing_bits_must_be_given():

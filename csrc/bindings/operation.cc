@@ -222,14 +222,19 @@ void bind_frameworks(py::module_& m) {
 void bind_descriptions(py::module_& m) {
   using py::arg;
   py::class_<Coding>(m, "Coding")
-      .def(py::init(
-               [](const CodecSpec& spec, bool auto_bits, bool error_feedback, double nmse_budget) {
-                 return Coding{spec, auto_bits, error_feedback, nmse_budget};
-               }),
-           arg("spec"), py::kw_only(), arg("auto_bits") = false, arg("error_feedback") = false,
-           arg("nmse_budget") = 0.0)
+      .def(py::init([](const CodecSpec& spec, bool auto_bits, bool auto_code, bool error_feedback,
+                       double nmse_budget) {
+             const Choice choice = auto_code   ? Choice::kCode
+                                   : auto_bits ? Choice::kBits
+                                               : Choice::kNothing;
+             return Coding{spec, choice, error_feedback, nmse_budget};
+           }),
+           arg("spec"), py::kw_only(), arg("auto_bits") = false, arg("auto_code") = false,
+           arg("error_feedback") = false, arg("nmse_budget") = 0.0)
       .def_readonly("spec", &Coding::spec)
-      .def_readonly("auto_bits", &Coding::auto_bits)
+      .def_property_readonly("auto_bits",
+                             [](const Coding& c) { return c.choice != Choice::kNothing; })
+      .def_property_readonly("auto_code", [](const Coding& c) { return c.choice == Choice::kCode; })
       .def_readonly("error_feedback", &Coding::error_feedback)
       .def_readonly("nmse_budget", &Coding::nmse_budget)
       .def(py::self == py::self);

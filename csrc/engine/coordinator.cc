@@ -266,7 +266,7 @@ Algorithm Coordinator::algorithm(const Agreed& agreed) {
 std::optional<CodecSpec> Coordinator::coding(const Operation& o, double nmse) {
   if (!o.coding) return std::nullopt;
   std::optional<CodecSpec> spec = o.coding->spec;
-  const bool auto_bits = o.coding->auto_bits && !tuning_.bits;
+  const Choice choice = tuning_.bits ? Choice::kNothing : o.coding->choice;
   const bool has_choice = traits_of(spec->scheme).has_choice();
   if (has_choice && tuning_.bits == kPlainBits) {
     spec.reset();
@@ -274,8 +274,9 @@ std::optional<CodecSpec> Coordinator::coding(const Operation& o, double nmse) {
     spec->bits = *tuning_.bits;
   }
   const size_t count = o.count();
-  spec = budget_.decide(o, economy_.bits_for(spec, auto_bits, count), nmse);
-  return o.on_device && !auto_bits ? spec : economy_.decide(spec, auto_bits, count);
+  spec = budget_.decide(o, economy_.code_for(spec, choice, count), nmse);
+  if (o.on_device && choice == Choice::kNothing) return spec;
+  return economy_.decide(spec, choice, count);
 }
 
 void Coordinator::push(Agreed agreed) {

@@ -23,6 +23,22 @@ Value& remembered(std::map<size_t, Value>& by_count, size_t count, const Make& m
   return by_count.emplace(count, make()).first->second;
 }
 
+std::vector<CodecSpec> candidates(const CodecSpec& spec, Choice choice) {
+  std::vector<CodecSpec> found;
+  const auto add = [&](Scheme scheme, int bits) {
+    found.push_back(spec);
+    found.back().scheme = scheme;
+    found.back().bits = bits;
+  };
+  for (const int bits : kAutoBits) {
+    if (bits >= traits_of(spec.scheme).fewest_auto) add(spec.scheme, bits);
+  }
+  if (choice == Choice::kCode) {
+    for (const CodecSpec& rotated : rotated_codes()) add(rotated.scheme, rotated.bits);
+  }
+  return found;
+}
+
 }  // namespace
 
 void Economy::set(Machine machine, PlanRequest request, Workers* workers) {
@@ -36,27 +52,25 @@ bool Economy::wants_machine(const Operation& operation) const {
     return false;
   }
   const std::optional<Coding>& coding = operation.coding;
-  return coding && (coding->auto_bits || planning_ != Planning::kOff);
+  return coding && (coding->choice != Choice::kNothing || planning_ != Planning::kOff);
 }
 
-std::optional<CodecSpec> Economy::bits_for(const std::optional<CodecSpec>& coding, bool auto_bits,
+std::optional<CodecSpec> Economy::code_for(const std::optional<CodecSpec>& coding, Choice choice,
                                            size_t count) {
-  if (!coding || !auto_bits) return coding;
+  if (!coding || choice == Choice::kNothing) return coding;
   if (size_ == 1) return std::nullopt;  // nothing is sent
   if (!machine_) return coding;
-  Known& asked = known(coding);
-  return remembered(asked.bits, count, [&] { return choose_bits(*coding, count); });
+  auto& chosen = known(coding).chosen.at(static_cast<size_t>(choice));
+  return remembered(chosen, count, [&] { return choose_code(*coding, choice, count); });
 }
 
-std::optional<CodecSpec> Economy::choose_bits(const CodecSpec& spec, size_t count) {
+std::optional<CodecSpec> Economy::choose_code(const CodecSpec& spec, Choice choice, size_t count) {
   PlanRequest request = request_;
+  request.codecs = candidates(spec, choice);
   std::string news;
-  for (const int bits : kAutoBits) {
-    if (bits < traits_of(spec.scheme).fewest_auto) continue;
-    request.codecs.push_back(spec);
-    request.codecs.back().bits = bits;
-    const std::optional<size_t> least = least_count(request.codecs.back());
-    news += (news.empty() ? "planner: bits=auto: " : ", ") + describe(request.codecs.back()) +
+  for (const CodecSpec& candidate : request.codecs) {
+    const std::optional<size_t> least = least_count(candidate);
+    news += (news.empty() ? "planner: bits=auto: " : ", ") + describe(candidate) +
             (least ? " pays from " + std::to_string(*least) + " elements on"
                    : " does not pay here at any size");
   }
@@ -66,11 +80,11 @@ std::optional<CodecSpec> Economy::choose_bits(const CodecSpec& spec, size_t coun
   return choose(*machine_, count, request).spec;
 }
 
-std::optional<CodecSpec> Economy::decide(const std::optional<CodecSpec>& coding, bool auto_bits,
+std::optional<CodecSpec> Economy::decide(const std::optional<CodecSpec>& coding, Choice choice,
                                          size_t count) {
   if (!machine_ || !coding) return coding;
-  if (!auto_bits && planning_ != Planning::kChoose) return coding;
-  if (!auto_bits) report_choice(*coding);
+  if (choice == Choice::kNothing && planning_ != Planning::kChoose) return coding;
+  if (choice == Choice::kNothing) report_choice(*coding);
   const std::optional<size_t> least = least_count(*coding);
   return least && count >= *least ? coding : std::nullopt;
 }
@@ -144,6 +158,16 @@ std::vector<std::string> Economy::take_news() {
   std::vector<std::string> news;
   news.swap(news_);
   return news;
+}
+
+std::vector<CodecSpec> rotated_codes() {
+  std::vector<CodecSpec> codes;
+  for (const int bits : {4, 3}) {  // in 8, QSGD's error is as negligible, and it is faster
+    codes.emplace_back();
+    codes.back().scheme = Scheme::kEden;
+    codes.back().bits = bits;
+  }
+  return codes;
 }
 
 int ranks_per_node(const SharedNode* node) {

@@ -1,6 +1,7 @@
 // Rank 0's choice of the fastest code for each tensor on this machine, if the job asks for it.
 #pragma once
 
+#include <array>
 #include <map>
 #include <memory>
 #include <optional>
@@ -28,12 +29,11 @@ class Economy {
   void set(Machine machine, PlanRequest request, Workers* workers);
   // Whether an operation that all ranks of the job submit requires a measurement of the machine.
   bool wants_machine(const Operation& operation) const;
-  // The code for `count` elements for which `coding` was requested. `auto_bits`: the bits may be
-  // any of kAutoBits.
-  std::optional<CodecSpec> bits_for(const std::optional<CodecSpec>& coding, bool auto_bits,
+  // The code for `count` elements for which `coding` was requested.
+  std::optional<CodecSpec> code_for(const std::optional<CodecSpec>& coding, Choice choice,
                                     size_t count);
   // `coding`, or nothing if it does not pay and the user or QSGD_PLANNER allows to drop it.
-  std::optional<CodecSpec> decide(const std::optional<CodecSpec>& coding, bool auto_bits,
+  std::optional<CodecSpec> decide(const std::optional<CodecSpec>& coding, Choice choice,
                                   size_t count);
   // The algorithm for a tensor that is not fused with others, so that the choice does not depend on
   // timing.
@@ -48,15 +48,16 @@ class Economy {
   // Decisions for one code, or for float32.
   struct Known {
     std::optional<CodecSpec> spec;
-    std::optional<std::optional<size_t>> least;       // smallest count for which it pays, if any
-    std::map<size_t, std::optional<CodecSpec>> bits;  // by count, for auto_bits
-    std::map<size_t, Algorithm> algorithms;           // by count
+    std::optional<std::optional<size_t>> least;  // smallest count for which it pays, if any
+    // By count, for each Choice.
+    std::array<std::map<size_t, std::optional<CodecSpec>>, 3> chosen;
+    std::map<size_t, Algorithm> algorithms;  // by count
     bool reported = false;
   };
 
   Known& known(const std::optional<CodecSpec>& spec);
   std::optional<size_t> least_count(const CodecSpec& spec);
-  std::optional<CodecSpec> choose_bits(const CodecSpec& spec, size_t count);
+  std::optional<CodecSpec> choose_code(const CodecSpec& spec, Choice choice, size_t count);
   void report_choice(const CodecSpec& spec);
 
   const int size_;
@@ -72,6 +73,9 @@ class Economy {
   } weighed_;
   std::vector<std::string> news_;
 };
+
+// The codes that Choice::kCode adds.
+std::vector<CodecSpec> rotated_codes();
 
 // Number of consecutive ranks on each node, for the planner; 1 if nodes differ.
 int ranks_per_node(const SharedNode* node);

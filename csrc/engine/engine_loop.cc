@@ -179,8 +179,9 @@ void Engine::learn_machine() {
       codecs.emplace_back();
       codecs.back().bits = bits;
     }
-    machine =
-        trials_.run([&] { return measure(communicator_, ranks_per_node(node_.get()), codecs); });
+    machine = trials_.run([&] {
+      return measure(communicator_, ranks_per_node(node_.get()), codecs, rotated_codes());
+    });
     if (rank() == 0 && config_.measured) config_.measured(machine);
   }
   PlanRequest request;

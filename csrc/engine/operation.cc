@@ -30,7 +30,7 @@ void write(const T& number_or_text, Writer& to) {
 void write(const Numbers& list, Writer& to) { write_list(list, to); }
 void write(const Coding& coding, Writer& to) {
   write_spec(coding.spec, to);
-  to.put(coding.auto_bits);
+  to.put(coding.choice);
   to.put(coding.error_feedback);
   to.put(coding.nmse_budget);
 }
@@ -52,7 +52,7 @@ void read(Reader& from, std::string& text) { text = from.text(); }
 void read(Reader& from, Numbers& list) { list = read_list(from); }
 void read(Reader& from, Coding& coding) {
   coding.spec = read_spec(from);
-  read(from, coding.auto_bits);
+  read(from, coding.choice);
   read(from, coding.error_feedback);
   read(from, coding.nmse_budget);
 }
@@ -83,7 +83,9 @@ std::string in_words(const std::optional<Group>& group) {
 }
 std::string in_words(const std::optional<Coding>& coding) {
   if (!coding) return "none";
-  return describe(coding->spec) + (coding->auto_bits ? " or fewer bits (auto)" : "") +
+  static constexpr std::array<const char*, 3> kChoices{"", " or fewer bits (auto)",
+                                                       " or another code (auto)"};
+  return describe(coding->spec) + kChoices.at(static_cast<size_t>(coding->choice)) +
          (coding->error_feedback ? " with error feedback" : "") +
          (coding->nmse_budget > 0 ? ", NMSE budget " + format_nmse(coding->nmse_budget) : "");
 }
@@ -145,9 +147,14 @@ void check_root(const Operation& o, const std::vector<int>& ranks, int size) {
 
 void check_coding(const Operation& o) {
   check(o.coding->spec);
-  if (o.coding->auto_bits && !traits_of(o.coding->spec.scheme).has_choice()) {
+  if (o.coding->choice != Choice::kNothing && !traits_of(o.coding->spec.scheme).has_choice()) {
     throw usage_error(called(o) + ": bits=auto with " + describe(o.coding->spec) +
                       ", which has no choice of bits; leave bits out");
+  }
+  if (o.coding->choice == Choice::kCode) {
+    CodecSpec rotated = o.coding->spec;
+    rotated.scheme = Scheme::kEden;
+    check(rotated);
   }
   if (facts(o.args.dtype).floating && o.args.op <= ReduceOp::kAverage) return;
   throw usage_error(called(o) +

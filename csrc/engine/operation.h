@@ -49,15 +49,22 @@ bool changes_ranks(OpKind kind);
 
 constexpr size_t kMaxName = 1024;  // bytes
 
+// What the planner may choose instead of the requested code.
+enum class Choice : uint8_t {
+  kNothing,
+  kBits,  // 8 or fewer bits, or float32
+  kCode,  // and codes that lose less with as many bits
+};
+
 // The requested compression of a tensor.
 struct Coding {
   CodecSpec spec;
-  bool auto_bits = false;  // or 8 or 4 bits or no code, as the planner chooses
+  Choice choice = Choice::kNothing;
   bool error_feedback = false;
   double nmse_budget = 0;  // 0: none; else a code that exceeds it gets more bits
 
   bool operator==(const Coding& o) const {
-    return spec == o.spec && auto_bits == o.auto_bits && error_feedback == o.error_feedback &&
+    return spec == o.spec && choice == o.choice && error_feedback == o.error_feedback &&
            nmse_budget == o.nmse_budget;
   }
   bool operator!=(const Coding& o) const { return !(*this == o); }

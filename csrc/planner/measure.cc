@@ -80,7 +80,7 @@ Link measure_shared(Communicator& communicator, const Machine& machine) {
 }  // namespace
 
 Machine measure(Communicator& communicator, int ranks_per_node,
-                const std::vector<CodecSpec>& codecs) {
+                const std::vector<CodecSpec>& codecs, const std::vector<CodecSpec>& untried) {
   Transport& transport = communicator.transport;
   Machine m;
   m.ranks = transport.size();
@@ -91,7 +91,9 @@ Machine measure(Communicator& communicator, int ranks_per_node,
   m.within = measure_within(transport, ranks_per_node);
   m.across = measure_across(transport, ranks_per_node);
   m.add_s_per_byte = time_adding_s_per_byte();
-  for (const CodecSpec& spec : codecs) m.codecs.push_back(time_codec(spec, communicator.workers));
+  for (const std::vector<CodecSpec>* list : {&codecs, &untried}) {
+    for (const CodecSpec& spec : *list) m.codecs.push_back(time_codec(spec, communicator.workers));
+  }
   agree_on_maxima(transport, times_of(m));  // the next measurement subtracts what these explain
   m.shared = measure_shared(communicator, m);
   agree_on_maxima(transport, times_of(m));

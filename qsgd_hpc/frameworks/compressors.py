@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from qsgd_hpc.compression import KINDS
+from qsgd_hpc.compression import KINDS, Auto
 
 __all__ = ["CastCompressor", "Choices", "Compressor", "NoneCompressor", "casting"]
 
@@ -88,10 +88,11 @@ class _Named(type):
 
 
 class Choices(metaclass=_Named):
-    """The choices for ``compression=``: none, or a code such as ``qsgd(bits=4)``.
+    """The choices for ``compression=``: none, a code such as ``qsgd(bits=4)``, or ``auto()``.
 
     Each code is a class of :mod:`qsgd_hpc.compression`. A framework's own choices add fp16 and
     bf16.
     """
 
     none = NoneCompressor
+    auto = Auto

@@ -70,7 +70,7 @@ Operation make_mean(const std::string& name, size_t count, int round) {
     spec.norm = feedback ? Norm::kMax : Norm::kL2;
     spec.contract = feedback;
   }
-  o.coding = Coding{spec, /*auto_bits=*/false, feedback, /*nmse_budget=*/0.05};
+  o.coding = Coding{spec, Choice::kNothing, feedback, /*nmse_budget=*/0.05};
   return o;
 }
 

@@ -33,7 +33,7 @@ class Rank:
 
     def allreduce(self, name, x, op="sum", coding=None, check_finite=False, **more):
         """``more`` may hold fields of the coding, which is a spec, and of the operation."""
-        names = ("auto_bits", "error_feedback", "nmse_budget")
+        names = ("auto_bits", "auto_code", "error_feedback", "nmse_budget")
         choices = {key: more.pop(key) for key in names if key in more}
         if coding is not None:
             coding = _core.Coding(coding, **choices)

@@ -18,9 +18,13 @@ LARGE, SMALL = 1 << 18, 64
 SLOW_S_PER_BYTE = 1e-8  # 100 MB/s
 
 
-def a_machine(s_per_byte=SLOW_S_PER_BYTE, coding_s=1e-10, four_s=None, observed=(), ranks=3):
+def a_machine(
+    s_per_byte=SLOW_S_PER_BYTE, coding_s=1e-10, four_s=None, eden_s=None, observed=(), ranks=3
+):
     """Return one whose messages take 10 us, and coding so long per element."""
     costs = [(EIGHT, *[coding_s] * 3), (FOUR, *[four_s or coding_s] * 3)]
+    if eden_s is not None:
+        costs += [(_core.CodecSpec(scheme="eden", bits=b), *[eden_s] * 3) for b in (4, 3)]
     return _core.Machine(
         ranks=ranks, across=(1e-5, s_per_byte), codecs=costs, observed=list(observed)
     )
@@ -98,6 +102,27 @@ def test_open_bits_of_a_code_that_loses_less_are_fewer():
     codings = on_ranks(3, program, machine=machine, log=said.append)
     assert [coding.partition(",")[0] for coding in codings] == ["eden(bits=3"] * 3
     assert said[0].count("pays from") == 3
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        (a_machine(eden_s=1e-10), "eden(bits=3"),
+        (a_machine(eden_s=1e-6), "qsgd(bits=4"),
+        (a_machine(s_per_byte=1e-13, coding_s=1e-9, eden_s=1e-9), "none"),
+    ],
+    ids=["slow wire", "slow EDEN", "fast wire"],
+)
+def test_an_open_code_is_chosen_by_error_and_time(machine, expected):
+    said = []
+
+    def program(me):
+        reduce(me, auto_bits=True, auto_code=True)
+        return coding_of(me)
+
+    codings = on_ranks(3, program, machine=machine, log=said.append)
+    assert [coding.partition(",")[0] for coding in codings] == [expected] * 3
+    assert said[0].count("eden(bits=") == 2
 
 
 def test_alone_nothing_travels_and_nothing_is_lost():

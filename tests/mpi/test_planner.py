@@ -15,7 +15,8 @@ from qsgd_hpc.runtime import basics, ops
 asks = json.loads(sys.argv[1])
 basics.init()
 at_start = basics.context().engine.machine()
-coding = compression.Qsgd(**asks).coding() if asks else compression.from_environment().coding()
+kind = compression.Qsgd if asks else compression.Auto
+coding = (kind(**asks) if asks is not None else compression.from_environment()).coding()
 digest = hashlib.sha256()
 for step in range(20):
     x = np.random.default_rng(basics.rank() + step).standard_normal(1 << 18).astype(np.float32)
@@ -45,7 +46,7 @@ def job(run_ranks, tmp_path: Path):
     script = tmp_path / "job.py"
     script.write_text(PROGRAM)
 
-    def run(asks: dict[str, object], **environ: str) -> tuple[list[dict[str, object]], str]:
+    def run(asks: dict[str, object] | None, **environ: str) -> tuple[list[dict[str, object]], str]:
         home = {"QSGD_HOME": str(tmp_path / "home"), "QSGD_PLANNER": "advise"}
         done = run_ranks(2, str(script), json.dumps(asks), **{**home, **environ})
         assert done.returncode == 0, done.stdout + done.stderr
@@ -63,11 +64,11 @@ def kept(tmp_path: Path) -> dict[str, int]:
 
 @pytest.mark.gate
 def test_open_bits_are_chosen_by_what_one_job_measures_and_the_next_recalls(job, tmp_path):
-    first, said = job({}, QSGD_BITS="auto")
+    first, said = job(None, QSGD_BITS="auto")
     assert said.count("planner: bits=auto: qsgd(bits=8") == 1
     measured = kept(tmp_path)
     assert len(measured) == 1
-    again, _ = job({"bits": "auto"})
+    again, _ = job({})
     assert kept(tmp_path) == measured
     for rank in (*first, *again):
         assert rank["at_start"]  # so nothing is measured in the midst of the training
@@ -85,9 +86,9 @@ def test_bits_of_the_script_are_obeyed_and_the_machine_is_measured_in_its_first_
 
 
 def test_a_damaged_measurement_is_told_and_made_anew(job, tmp_path):
-    job({}, QSGD_BITS="4")
+    job(None, QSGD_BITS="4")
     (file,) = tmp_path.glob("home/machines/*.json")
     file.write_text("{")
-    _, said = job({}, QSGD_BITS="4")
+    _, said = job(None, QSGD_BITS="4")
     assert f"{file} is damaged" in said
     assert json.loads(file.read_text())["machine"]["ranks"] == 2
