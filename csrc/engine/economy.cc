@@ -74,9 +74,9 @@ std::optional<CodecSpec> Economy::choose_code(const CodecSpec& spec, Choice choi
             (least ? " pays from " + std::to_string(*least) + " elements on"
                    : " does not pay here at any size");
   }
-  Known& asked = known(spec);
-  if (!asked.reported) news_.push_back(news + "; of those that pay, the fastest is used");
-  asked.reported = true;
+  bool& reported = known(spec).reported.at(static_cast<size_t>(choice));
+  if (!reported) news_.push_back(news + "; of those that pay, the fastest is used");
+  reported = true;
   return choose(*machine_, count, request).spec;
 }
 
@@ -124,9 +124,9 @@ std::optional<size_t> Economy::least_count(const CodecSpec& spec) {
 }
 
 void Economy::report_choice(const CodecSpec& spec) {
-  Known& code = known(spec);
-  if (code.reported) return;
-  code.reported = true;
+  bool& reported = known(spec).reported.at(static_cast<size_t>(Choice::kNothing));
+  if (reported) return;
+  reported = true;
   const std::optional<size_t> least = least_count(spec);
   PlanRequest request = request_;
   request.codecs = {spec};

@@ -52,7 +52,7 @@ class Economy {
     // By count, for each Choice.
     std::array<std::map<size_t, std::optional<CodecSpec>>, 3> chosen;
     std::map<size_t, Algorithm> algorithms;  // by count
-    bool reported = false;
+    std::array<bool, 3> reported{};          // for each Choice
   };
 
   Known& known(const std::optional<CodecSpec>& spec);

@@ -118,7 +118,7 @@ class QSGDState:
         self._model = weakref.ref(model)
 
     def _watch_unused(self, bucket: Any, flat: torch.Tensor) -> None:
-        model = self._model and self._model()
+        model = None if self._model is None else self._model()
         if model is None or model.find_unused_parameters or model.static_graph:
             self._unused.watch(bucket, flat, self._memory)
 
