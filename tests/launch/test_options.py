@@ -14,6 +14,7 @@ from qsgd_hpc.launch.options import (
     Host,
     RunOptions,
     check_options,
+    chosen_hosts,
     parse_hostfile,
     parse_hosts,
 )
@@ -150,3 +151,12 @@ def test_a_shell_that_would_read_stdin_is_refused(command: list[str]) -> None:
 def test_no_command_is_answered_with_an_example() -> None:
     with pytest.raises(UsageError, match="for example"):
         resolve_command([])
+
+
+def test_hosts_come_from_a_text_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("a slots=2\n")
+    assert chosen_hosts("a:2", None) == chosen_hosts(None, file) == parse_hosts("a:2")
+    assert chosen_hosts(None, None) == ()
+    with pytest.raises(UsageError, match="exclude each other"):
+        chosen_hosts("a:2", file)

@@ -12,6 +12,7 @@ from qsgd_hpc.scaling.analysis.fits import applies, fit_law, peak_ranks
 from qsgd_hpc.scaling.analysis.results import Estimate, Fit
 from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.report.drawing.speed import best_fits
+from qsgd_hpc.scaling.report.sentences import law_sentence
 from tests.scaling.samples import amdahl, attempt, attempts, gustafson, study, usl
 
 SIZES = st.lists(
@@ -172,6 +173,7 @@ def test_the_peak_of_the_universal_law_is_where_its_curve_turns():
     peak = peak_ranks(fit)
     assert peak.value == pytest.approx((0.95 / 0.002) ** 0.5, rel=1e-6)
     assert fit.speedup(peak.value) > max(fit.speedup(peak.value - 1), fit.speedup(peak.value + 1))
+    assert "most throughput at 22 (22..22) ranks" in law_sentence(fit)
     assert peak_ranks(law("amdahl", serial=0.1)) is None
     assert peak_ranks(fitted(law("usl", contention=0.1, coherency=0.0), (1, 2, 4, 8))) is None
 
