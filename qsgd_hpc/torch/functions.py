@@ -81,18 +81,26 @@ def broadcast_optimizer_state(
 
 
 def error_feedback_state() -> dict[str, torch.Tensor]:
-    """Return the residuals of error feedback as tensors, which ``torch.load`` accepts by default.
+    """Return the residuals of error feedback; every rank must call it, between two steps.
 
-    See :func:`qsgd_hpc.runtime.feedback.error_feedback_state`.
+    Save it in a checkpoint, so that a training on any number of ranks resumes without loss.
+
+    Returns:
+        by tensor name, float32 on the CPU of shape (elements,): the accumulated error of all
+        reductions so far, in units of a result. The same on every rank. Tensors, because
+        ``torch.load`` accepts these by default.
+    Raises:
+        UsageError: reductions are in flight.
     """
     state = feedback.error_feedback_state()
     return {name: torch.from_numpy(values) for name, values in state.items()}
 
 
 def load_error_feedback_state(state: Mapping[str, Any]) -> None:
-    """Replace the residuals by a saved state, of tensors or arrays.
+    """Replace the residuals by a saved state, the same on every rank.
 
-    See :func:`qsgd_hpc.runtime.feedback.load_error_feedback_state`.
+    Args:
+        state: what ``error_feedback_state`` returned, on any number of ranks; tensors or arrays.
     """
     arrays: dict[str, Any] = {
         # A checkpoint may have been loaded to a GPU.
