@@ -10,6 +10,9 @@
 
 namespace qsgd {
 
+// Not inlined: with these long functions, the compiler takes more than twice as long.
+#define QSGD_CALLED __attribute__((noinline))
+
 struct Scalar {
   static constexpr int kLanes = 4;
   struct F {
@@ -34,13 +37,13 @@ struct Scalar {
   }
   static QSGD_INLINE void store(float* to, F a) { std::memcpy(to, a.v, sizeof a.v); }
   template <class Short>  // Float16 or BFloat16, unaligned
-  static QSGD_INLINE F load(const Short* x) {
+  static QSGD_CALLED F load(const Short* x) {
     Short half[4];
     std::memcpy(half, x, sizeof half);
     return each<F>([&](int i) { return static_cast<float>(half[i]); });
   }
   template <class Short>
-  static QSGD_INLINE void store(Short* to, F a) {
+  static QSGD_CALLED void store(Short* to, F a) {
     for (int i = 0; i < 4; ++i) {
       const Short half(a.v[i]);
       std::memcpy(to + i, &half, sizeof half);
@@ -176,7 +179,7 @@ struct Scalar {
     const uint64_t low = (uint64_t{number.v[1]} << 32 | number.v[0]) + by;
     return {uint32_t(low), uint32_t(low >> 32), number.v[2], number.v[3]};
   }
-  static QSGD_INLINE I aes_round(I a, I key) {
+  static QSGD_CALLED I aes_round(I a, I key) {
     return each<I>([&](int i) {
       const auto part = [&](int row) {
         const uint32_t t = kAesColumns[a.v[(i + row) % 4] >> (8 * row) & 255];
@@ -185,7 +188,7 @@ struct Scalar {
       return part(0) ^ part(1) ^ part(2) ^ part(3) ^ key.v[i];
     });
   }
-  static QSGD_INLINE I aes_last(I a, I key) {
+  static QSGD_CALLED I aes_last(I a, I key) {
     return each<I>([&](int i) {
       uint32_t word = 0;
       for (int row = 0; row < 4; ++row) {
