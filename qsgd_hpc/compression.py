@@ -33,8 +33,7 @@ __all__ = [
     "has_choice_of_bits",
 ]
 
-BUCKET_MULTIPLE = 64
-MAX_BUCKET = 1 << 16
+MAX_BUCKET = env.BUCKET_SIZES[-1]
 FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
 FEEDBACK_BITS = 2
 # Bits of the coding passed to the core if the planner chooses; it may choose fewer or float32.
@@ -90,8 +89,9 @@ class Lossy(ABC):
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", as_rules(self.rules))
         size = self.bucket_size
-        if not isinstance(size, int) or not 0 < size <= MAX_BUCKET or size % BUCKET_MULTIPLE:
-            raise self._fault("bucket_size", f"a multiple of {BUCKET_MULTIPLE} up to {MAX_BUCKET}")
+        if not isinstance(size, int) or size not in env.BUCKET_SIZES:
+            multiple = env.BUCKET_SIZES.step
+            raise self._fault("bucket_size", f"a multiple of {multiple} up to {MAX_BUCKET}")
         if self.error_feedback not in (None, True, False):
             raise self._fault("error_feedback", "True, False, or None (on if the code needs it)")
         if self.nmse_budget is not None and not self.nmse_budget > 0:

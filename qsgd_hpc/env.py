@@ -65,7 +65,7 @@ def _segment(text: str) -> int:
 
 def _bucket_size(text: str) -> int:
     """a multiple of 64, from 64 to 65536"""
-    if not text.strip().isdecimal() or int(text) not in range(64, 65537, 64):
+    if not text.strip().isdecimal() or int(text) not in BUCKET_SIZES:
         raise ValueError(f"expected {_bucket_size.__doc__}")
     return int(text)
 
@@ -178,6 +178,9 @@ class Variable:
     horovods: Any = None
     of_jobs: bool = False
 
+
+BUCKET_SIZES = range(64, (1 << 16) + 1, 64)
+"""Elements of a bucket."""
 
 # The algorithms of the core, listed here because this module must not import the core.
 EXACT = (
