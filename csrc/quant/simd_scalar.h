@@ -1,7 +1,7 @@
-// Four lanes in plain C++: the reference for every instruction set.
+// Four lanes by the compiler's vector extensions, for any processor: the reference for every
+// instruction set.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -15,27 +15,23 @@ namespace qsgd {
 
 struct Scalar {
   static constexpr int kLanes = 4;
-  struct F {
-    float v[4];
-  };
-  struct I {
-    uint32_t v[4];
-  };
-  struct D {
-    double v[2];
-  };
+  using F = float __attribute__((vector_size(16)));
+  using I = uint32_t __attribute__((vector_size(16)));
+  using D = double __attribute__((vector_size(16)));
 
   template <class T, class Op>
   static QSGD_INLINE T each(Op op) {
+    return T{op(0), op(1), op(2), op(3)};
+  }
+  template <class T>
+  static QSGD_INLINE T read(const void* from) {
     T out;
-    for (int i = 0; i < int{sizeof out.v / sizeof out.v[0]}; ++i) out.v[i] = op(i);
+    std::memcpy(&out, from, sizeof out);
     return out;
   }
 
-  static QSGD_INLINE F load(const float* x) {
-    return each<F>([&](int i) { return x[i]; });
-  }
-  static QSGD_INLINE void store(float* to, F a) { std::memcpy(to, a.v, sizeof a.v); }
+  static QSGD_INLINE F load(const float* x) { return read<F>(x); }
+  static QSGD_INLINE void store(float* to, F a) { std::memcpy(to, &a, sizeof a); }
   template <class Short>  // Float16 or BFloat16, unaligned
   static QSGD_CALLED F load(const Short* x) {
     Short half[4];
@@ -45,115 +41,78 @@ struct Scalar {
   template <class Short>
   static QSGD_CALLED void store(Short* to, F a) {
     for (int i = 0; i < 4; ++i) {
-      const Short half(a.v[i]);
+      const Short half(a[i]);
       std::memcpy(to + i, &half, sizeof half);
     }
   }
-  static QSGD_INLINE F spread(float x) {
-    return each<F>([&](int) { return x; });
-  }
-  static QSGD_INLINE F mul(F a, F b) {
-    return each<F>([&](int i) { return a.v[i] * b.v[i]; });
-  }
-  static QSGD_INLINE F add(F a, F b) {
-    return each<F>([&](int i) { return a.v[i] + b.v[i]; });
-  }
-  static QSGD_INLINE F sub(F a, F b) {
-    return each<F>([&](int i) { return a.v[i] - b.v[i]; });
-  }
-  static QSGD_INLINE I bits(F a) { return bit_cast<I>(a); }
-  static QSGD_INLINE F of_bits(I a) { return bit_cast<F>(a); }
+  static QSGD_INLINE F spread(float x) { return F{x, x, x, x}; }
+  static QSGD_INLINE F mul(F a, F b) { return a * b; }
+  static QSGD_INLINE F add(F a, F b) { return a + b; }
+  static QSGD_INLINE F sub(F a, F b) { return a - b; }
+  static QSGD_INLINE I bits(F a) { return reinterpret_cast<I>(a); }
+  static QSGD_INLINE F of_bits(I a) { return reinterpret_cast<F>(a); }
 
   // To the nearest integer, ties to even, for magnitudes up to 2^31: the addition rounds.
   static QSGD_INLINE I round(F a) {
-    return each<I>([&](int i) {
-      return static_cast<uint32_t>(bit_cast<uint64_t>(double{a.v[i]} + 0x1.8p52));
-    });
+    return each<I>(
+        [&](int i) { return static_cast<uint32_t>(bit_cast<uint64_t>(double{a[i]} + 0x1.8p52)); });
   }
-  static QSGD_INLINE F to_float(I a) {
-    return each<F>([&](int i) { return static_cast<float>(static_cast<int32_t>(a.v[i])); });
-  }
+  static QSGD_INLINE F to_float(I a) { return __builtin_convertvector(as_signed(a), F); }
 
-  static QSGD_INLINE I load_ints(const void* from) {
-    I out;
-    std::memcpy(out.v, from, sizeof out.v);
-    return out;
-  }
-  static QSGD_INLINE void store_ints(void* to, I a) { std::memcpy(to, a.v, sizeof a.v); }
+  static QSGD_INLINE I load_ints(const void* from) { return read<I>(from); }
+  static QSGD_INLINE void store_ints(void* to, I a) { std::memcpy(to, &a, sizeof a); }
   static QSGD_INLINE I spread(int32_t x) {
     return each<I>([&](int) { return static_cast<uint32_t>(x); });
   }
-  static QSGD_INLINE I add(I a, I b) {
-    return each<I>([&](int i) { return a.v[i] + b.v[i]; });
-  }
-  static QSGD_INLINE I times(I a, I b) {
-    return each<I>([&](int i) { return a.v[i] * b.v[i]; });
-  }
-  static QSGD_INLINE I both(I a, I b) {
-    return each<I>([&](int i) { return a.v[i] & b.v[i]; });
-  }
-  static QSGD_INLINE I differ(I a, I b) {
-    return each<I>([&](int i) { return a.v[i] ^ b.v[i]; });
-  }
-  static QSGD_INLINE I either(I a, I b) {
-    return each<I>([&](int i) { return a.v[i] | b.v[i]; });
-  }
-  static QSGD_INLINE I min(I a, I b) {
-    return each<I>([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
-  }
-  static QSGD_INLINE I max(I a, I b) {  // for numbers below 2^31
-    return each<I>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
-  }
+  static QSGD_INLINE I add(I a, I b) { return a + b; }
+  static QSGD_INLINE I times(I a, I b) { return a * b; }
+  static QSGD_INLINE I both(I a, I b) { return a & b; }
+  static QSGD_INLINE I differ(I a, I b) { return a ^ b; }
+  static QSGD_INLINE I either(I a, I b) { return a | b; }
+  static QSGD_INLINE I min(I a, I b) { return select(reinterpret_cast<I>(a < b), a, b); }
+  static QSGD_INLINE I max(I a, I b) { return select(reinterpret_cast<I>(a > b), a, b); }
   static QSGD_INLINE uint32_t largest(I a) {
     uint32_t most = 0;
-    for (const uint32_t x : a.v) most = x > most ? x : most;
+    for (int i = 0; i < kLanes; ++i) most = a[i] > most ? a[i] : most;
     return most;
   }
   template <int Bits>
   static QSGD_INLINE I down(I a) {
-    return each<I>([&](int i) { return a.v[i] >> Bits; });
+    return a >> Bits;
   }
   template <int Bits>
   static QSGD_INLINE I down_signed(I a) {
-    return each<I>(
-        [&](int i) { return static_cast<uint32_t>(static_cast<int32_t>(a.v[i]) >> Bits); });
+    return reinterpret_cast<I>(as_signed(a) >> Bits);
   }
 
   template <int Bits>
   static QSGD_INLINE I up(I a) {
-    return up(a, Bits);
+    return a << Bits;
   }
-  static QSGD_INLINE I up(I a, int bits) {
-    return each<I>([&](int i) { return a.v[i] << bits; });
-  }
+  static QSGD_INLINE I up(I a, int bits) { return a << static_cast<uint32_t>(bits); }
 
   // See simd_avx512.h.
-  static QSGD_INLINE F flip(F x, I signs) {
-    return of_bits(differ(bits(x), both(signs, spread(INT32_MIN))));
-  }
+  static QSGD_INLINE F flip(F x, I signs) { return of_bits(bits(x) ^ (signs & spread(INT32_MIN))); }
   template <int Distance>
   static QSGD_INLINE F cross(F x) {
-    return each<F>([&](int i) {
-      const float y = x.v[i ^ Distance];
-      return i & Distance ? y - x.v[i] : y + x.v[i];
-    });
+    const F y = each<F>([&](int i) { return x[i ^ Distance]; });
+    const I less = each<I>([](int i) { return i & Distance ? 0x80000000u : 0u; });
+    return y + of_bits(bits(x) ^ less);
   }
   static QSGD_INLINE I count_above(I count, I a, I b) {
-    return each<I>([&](int i) { return count.v[i] + (a.v[i] > b.v[i] ? 1 : 0); });
+    return count - reinterpret_cast<I>(as_signed(a) > as_signed(b));
   }
-  static QSGD_INLINE I select(I mask, I a, I b) {
-    return each<I>([&](int i) { return (a.v[i] & mask.v[i]) | (b.v[i] & ~mask.v[i]); });
-  }
+  static QSGD_INLINE I select(I mask, I a, I b) { return (a & mask) | (b & ~mask); }
   static constexpr int kLookup = 256;
   template <int Size>
   static QSGD_INLINE I lookup(const uint32_t* table, I index) {
-    return each<I>([&](int i) { return table[index.v[i] % Size]; });
+    return each<I>([&](int i) { return table[index[i] % Size]; });
   }
 
   // Byte 2 of each of a tile's numbers, plus `offset`.
   static QSGD_INLINE void narrow(const I* numbers, int offset, uint8_t* code) {
     for (int i = 0; i < 64; ++i) {
-      code[i] = static_cast<uint8_t>((numbers[i / 4].v[i % 4] >> 16) + unsigned(offset));
+      code[i] = static_cast<uint8_t>((numbers[i / 4][i % 4] >> 16) + unsigned(offset));
     }
   }
   static constexpr bool kPacksCodes = false;
@@ -164,39 +123,44 @@ struct Scalar {
 
   static QSGD_INLINE D zeros() { return D{}; }
   static QSGD_INLINE D load_squares(const float* x, D sum) {
-    return each<D>([&](int i) { return sum.v[i] + double{x[i]} * double{x[i]}; });
+    const D wide{x[0], x[1]};
+    return sum + wide * wide;
   }
-  static QSGD_INLINE void store(double* to, D a) { std::memcpy(to, a.v, sizeof a.v); }
+  static QSGD_INLINE void store(double* to, D a) { std::memcpy(to, &a, sizeof a); }
 
   // Numbers of 128 bits: here, one per vector.
   using Blocks = I;  // of AES, one of 128 bits
   static QSGD_INLINE I ints(Blocks a) { return a; }
   static QSGD_INLINE I spread128(uint64_t low, uint64_t high) {
-    return {uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)};
+    return I{uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)};
   }
   static QSGD_INLINE I count128(uint64_t low, uint64_t high) { return spread128(low, high); }
   static QSGD_INLINE I later128(I number, uint64_t by) {
-    const uint64_t low = (uint64_t{number.v[1]} << 32 | number.v[0]) + by;
-    return {uint32_t(low), uint32_t(low >> 32), number.v[2], number.v[3]};
+    const uint64_t low = (uint64_t{number[1]} << 32 | number[0]) + by;
+    return I{uint32_t(low), uint32_t(low >> 32), number[2], number[3]};
   }
   static QSGD_CALLED I aes_round(I a, I key) {
-    return each<I>([&](int i) {
-      const auto part = [&](int row) {
-        const uint32_t t = kAesColumns[a.v[(i + row) % 4] >> (8 * row) & 255];
-        return row == 0 ? t : t << (8 * row) | t >> (32 - 8 * row);
-      };
-      return part(0) ^ part(1) ^ part(2) ^ part(3) ^ key.v[i];
-    });
+    return key ^ each<I>([&](int i) {
+             const auto part = [&](int row) {
+               const uint32_t t = kAesColumns[a[(i + row) % 4] >> (8 * row) & 255];
+               return row == 0 ? t : t << (8 * row) | t >> (32 - 8 * row);
+             };
+             return part(0) ^ part(1) ^ part(2) ^ part(3);
+           });
   }
   static QSGD_CALLED I aes_last(I a, I key) {
-    return each<I>([&](int i) {
-      uint32_t word = 0;
-      for (int row = 0; row < 4; ++row) {
-        word |= uint32_t{kAesBox[a.v[(i + row) % 4] >> (8 * row) & 255]} << (8 * row);
-      }
-      return word ^ key.v[i];
-    });
+    return key ^ each<I>([&](int i) {
+             uint32_t word = 0;
+             for (int row = 0; row < 4; ++row) {
+               word |= uint32_t{kAesBox[a[(i + row) % 4] >> (8 * row) & 255]} << (8 * row);
+             }
+             return word;
+           });
   }
+
+ private:
+  using Signed = int32_t __attribute__((vector_size(16)));
+  static QSGD_INLINE Signed as_signed(I a) { return reinterpret_cast<Signed>(a); }
 };
 
 }  // namespace qsgd
