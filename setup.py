@@ -2,15 +2,20 @@
 kernels; packaging of the data. All other metadata is in pyproject.toml.
 """
 
+from __future__ import annotations
+
+import hashlib
 import os
 import platform
 import shlex
+import shutil
 import sys
 import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pybind11
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
@@ -29,18 +34,23 @@ if architecture(TARGET) != platform.machine():
     )
 # Files for users to read, copy and edit are at the top level, and imported as qsgd_hpc._data.*.
 DATA = ("jobs", "templates", "scaling")
-NEWEST_SOURCE_S = max(p.stat().st_mtime for p in ROOT.glob("csrc/**/*.*"))
+# Editable installs keep their objects here, so that a change compiles only what depends on it.
+KEPT = ROOT / "build" / "objects"
 
 
-def is_stale(compiled: str, source: str) -> bool:
-    """Return whether an object file is older than any source or header."""
+def is_stale(compiled: str | Path, source: str = "") -> bool:
+    """Return whether a compiled file is older than its source or a header of ours."""
     path = Path(compiled)
-    return not path.exists() or path.stat().st_mtime < NEWEST_SOURCE_S
+    depends = path.with_suffix(".d")  # written by -MMD
+    if not path.exists() or not depends.exists():
+        return True
+    files = [ROOT / word for word in depends.read_text().split() if word.startswith("csrc/")]
+    return any(not p.exists() or p.stat().st_mtime > path.stat().st_mtime for p in files)
 
 
 # QSGD_CXXFLAGS comes last, to override: -O0 takes a third of the time, for tests of the packaging.
 # No implicit fused multiply-add: the same input must give the same bytes on every machine.
-FLAGS = ["-O3", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"]
+FLAGS = ["-O3", "-Wall", "-Wextra", "-MMD", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += shlex.split(os.environ.get("QSGD_CXXFLAGS", ""))
 SOURCES = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.cc"))
 # Built without TensorFlow: it declares the functions it uses, and finds them in the process.
@@ -121,6 +131,10 @@ class BuildExtensions(build_ext):
         self.chosen = choose()
         use(self.chosen, self.compiler)
         keep_python_from_all_but_bindings(self.compiler)
+        if self.editable_mode:
+            how = [sys.implementation.cache_tag, pybind11.__version__, *self.chosen.command,
+                   *FLAGS, *(for_gpu.command if for_gpu else ())]  # fmt: skip
+            self.build_temp = str(KEPT / hashlib.sha256(repr(how).encode()).hexdigest()[:12])
         super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
@@ -128,11 +142,21 @@ class BuildExtensions(build_ext):
             super().build_extension(ext)
             return
         target = Path(self.get_ext_fullpath(ext.name))
-        if target.exists() and target.stat().st_mtime > NEWEST_SOURCE_S:
-            return
+        built = Path(self.build_temp, "kernels.so")
+        if is_stale(built):
+            self.compile_kernels(built)
         target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(built, target)
+
+    def compile_kernels(self, library: Path) -> None:
+        """Compile the kernels.
+
+        Raises:
+            SystemExit: the compiler cannot.
+        """
+        library.parent.mkdir(parents=True, exist_ok=True)
         try:
-            for command in for_gpu.commands(target, Path(self.build_temp), self.chosen):
+            for command in for_gpu.commands(library, self.chosen):
                 self.spawn(command)
         except Exception as error:
             raise SystemExit(

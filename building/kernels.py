@@ -40,18 +40,21 @@ class KernelCompiler:
     command: tuple[str, ...]
     hip: bool = False
 
-    def commands(self, library: Path, scratch: Path, host: Compiler) -> list[list[str]]:
+    def commands(self, library: Path, host: Compiler) -> list[list[str]]:
         """Return the commands that compile and link the kernels, for the root of the sources.
+
+        Beside the library, they leave a list of the files that it depends on, with suffix .d.
 
         For CUDA, ziglang links them if it is the C++ compiler: nvcc would link them to symbols of
         this machine's glibc, and the library could not be loaded with an older one. nvcc compiles
         with g++ and its C++ library, which ziglang does not link: -z defs lets the link fail if
         the kernels need it.
         """
-        words = [*self.command, "-std=c++17", "-O3", "-Icsrc", *SOURCES]
+        listed = ["-MMD", "-MF", str(library.with_suffix(".d"))]
+        words = [*self.command, *listed, "-std=c++17", "-O3", "-Icsrc", *SOURCES]
         if not host.target or self.hip:
             return [[*words, "-shared", "-o", str(library)]]
-        compiled = str(scratch / "kernels.o")
+        compiled = str(library.with_suffix(".o"))
         link = [*host.command, *host.link_flags, "-shared", "-Wl,-z,defs", compiled,
                 *self._static_runtime()]  # fmt: skip
         return [[*words, "-c", "-o", compiled], [*link, "-o", str(library)]]

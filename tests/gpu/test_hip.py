@@ -100,7 +100,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     compiler = kernel_compiler(environ)
     assert compiler is not None
     library = folder / "libkernels.so"
-    for command in compiler.commands(library, folder, choose()):
+    for command in compiler.commands(library, choose()):
         subprocess.run(command, cwd=ROOT, check=True)
     known = [target for target in HIP_TARGETS if f"--offload-arch={target}" in compiler.command]
     return Compiled(library, HIP_TARGETS if request.param != "hipcc" else tuple(known))

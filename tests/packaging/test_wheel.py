@@ -160,7 +160,7 @@ def test_its_compiler_makes_the_form_that_fits_the_cpu(ziglang, tmp_path):
 @pytest.mark.skipif(kernel_compiler() is None, reason="no nvcc here")
 def test_its_gpu_kernels_load_beside_the_core(ziglang, tmp_path):
     library = tmp_path / "kernels.so"
-    for command in kernel_compiler().commands(library, tmp_path, ziglang):
+    for command in kernel_compiler().commands(library, ziglang):
         run(*command, cwd=ROOT)
     assert _core.gpu_platform(str(library)).startswith("CUDA")
     # Two libraries of C++, nvcc's and ziglang's, in one library would not fit each other.
