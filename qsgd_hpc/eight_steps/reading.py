@@ -17,7 +17,7 @@ from pathlib import Path
 from tokenize import detect_encoding
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
+from libcst.metadata import MetadataWrapper, PositionProvider
 
 from qsgd_hpc.eight_steps.frameworks import Framework, api_name, frameworks, is_distributed
 from qsgd_hpc.eight_steps.lines import without_form_feeds
@@ -29,7 +29,7 @@ from qsgd_hpc.eight_steps.names import (
     imports,
     is_optimizer_name,
 )
-from qsgd_hpc.eight_steps.tree import Branch, Collector, Loop, Tree
+from qsgd_hpc.eight_steps.tree import Branch, Collector, Loop, Tree, once_per_node
 from qsgd_hpc.errors import UsageError
 
 __all__ = [
@@ -92,6 +92,7 @@ class Script(Tree):
                 return ()
             scope, own = self.scope(scope), False
 
+    @once_per_node
     def binding(self, node: cst.CSTNode) -> Binding | None:
         """Return the last binding of a name before its use; skip `name = None` if possible."""
         several = self.candidates(node)
@@ -152,10 +153,12 @@ class Script(Tree):
         """Return the name of the called function: "torch.optim.SGD", "torch.optim.SGD().step"."""
         return self.qualified(call.func)
 
+    @once_per_node
     def api(self, node: cst.CSTNode) -> str:
         """Return the name of a call or a name in Horovod's API ("rank"), "" for others."""
         return api_name(self.qualified(node.func if isinstance(node, cst.Call) else node))
 
+    @once_per_node
     def definition(self, node: cst.CSTNode) -> cst.FunctionDef | None:
         """Return the script's own function of a call or a name; a class's __init__."""
         called = node.func if isinstance(node, cst.Call) else node
@@ -300,7 +303,8 @@ def parse(source: str | bytes, path: Path = Path("<script>")) -> Script:
         calls=tuple(collector.calls),
         spans=collector.spans,
         positions=wrapper.resolve(PositionProvider),
-        parents=wrapper.resolve(ParentNodeProvider),
+        parents=collector.parents,
+        scopes=collector.scopes,
         margins=margins,
     )
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
+from typing import Any, TypeVar
 
 import libcst as cst
 from libcst.metadata import CodePosition, CodeRange
 
 from qsgd_hpc.eight_steps.lines import lines, margin, starts
 
-__all__ = ["Branch", "Collector", "Function", "Loop", "Tree"]
+__all__ = ["Branch", "Collector", "Function", "Loop", "Tree", "once_per_node"]
+
+Answer = TypeVar("Answer")
 
 Function = cst.FunctionDef | cst.Lambda
 Loop = cst.For | cst.While
+SCOPES = {cst.FunctionDef, cst.Lambda, cst.ClassDef}
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +37,20 @@ class Branch:
     taken: bool
 
 
+def once_per_node(query: Callable[[Any, Any], Answer]) -> Callable[[Any, Any], Answer]:
+    """Let a method of a tree compute its answer for each node only once: rules ask again."""
+    answers_in = f"_answers_of_{query.__name__}"
+
+    @wraps(query)
+    def remembered(tree: Any, node: Any) -> Answer:
+        answers = tree.__dict__.setdefault(answers_in, {})
+        if node not in answers:
+            answers[node] = query(tree, node)
+        return answers[node]  # type: ignore[no-any-return]
+
+    return remembered
+
+
 class Collector(cst.CSTVisitor):
     """Lists the nodes of a tree (outer ones first) and its calls (arguments first)."""
 
@@ -41,13 +59,26 @@ class Collector(cst.CSTVisitor):
         self.nodes: list[cst.CSTNode] = []
         self.calls: list[cst.Call] = []
         self.spans: dict[cst.CSTNode, tuple[int, int]] = {}
+        self.parents: dict[cst.CSTNode, cst.CSTNode] = {}
+        self.scopes: dict[cst.CSTNode, cst.CSTNode] = {}
+        self._path: list[cst.CSTNode] = []
+        self._scopes: list[cst.CSTNode] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         self.spans[node] = (len(self.nodes), 0)
         self.nodes.append(node)
+        if self._path:
+            self.parents[node] = self._path[-1]
+            self.scopes[node] = self._scopes[-1]
+        self._path.append(node)
+        if type(node) in SCOPES or not self._scopes:
+            self._scopes.append(node)
         return True
 
     def on_leave(self, original_node: cst.CSTNode) -> None:
+        self._path.pop()
+        if self._scopes[-1] is original_node:
+            self._scopes.pop()
         self.spans[original_node] = (self.spans[original_node][0], len(self.nodes))
         if isinstance(original_node, cst.Call):
             self.calls.append(original_node)
@@ -65,6 +96,7 @@ class Tree:
         nodes: every node, outer ones before inner ones.
         calls: every call, in the order of evaluation (arguments first).
         spans: the range in `nodes` of each node and the nodes inside of it.
+        scopes: the function, class or module around each node but the module.
         margins: length of each line's margin up to a form feed, which the module does not contain.
     """
 
@@ -77,6 +109,7 @@ class Tree:
     spans: Mapping[cst.CSTNode, tuple[int, int]]
     positions: Mapping[cst.CSTNode, CodeRange]
     parents: Mapping[cst.CSTNode, cst.CSTNode]
+    scopes: Mapping[cst.CSTNode, cst.CSTNode]
     margins: tuple[int, ...]
 
     def start(self, node: cst.CSTNode) -> tuple[int, int]:
@@ -149,12 +182,15 @@ class Tree:
 
     def scope(self, node: cst.CSTNode) -> cst.CSTNode:
         """Return the scope of a name bound at this node: a function, a class or the module."""
-        inside = (cst.FunctionDef, cst.Lambda, cst.ClassDef)
-        return next((n for n in self.ancestors(node) if isinstance(n, inside)), self.module)
+        return self.scopes.get(node, self.module)
 
     def class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
         """Return the innermost class around a node."""
-        return next((n for n in self.ancestors(node) if isinstance(n, cst.ClassDef)), None)
+        while (scope := self.scopes.get(node)) is not None:
+            if isinstance(scope, cst.ClassDef):
+                return scope
+            node = scope
+        return None
 
     def statement(self, node: cst.CSTNode) -> cst.BaseStatement:
         """Return the complete statement that contains a node."""
