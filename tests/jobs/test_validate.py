@@ -356,6 +356,11 @@ def test_guessed_and_retired_sites_say_so() -> None:
     assert notes("local") == ""
 
 
+def test_a_queue_for_this_machine_which_has_none_is_noted() -> None:
+    assert notes("local", queue="debug").startswith("--queue debug has no effect")
+    assert "no effect" not in notes("polaris", queue="debug")
+
+
 @pytest.fixture(autouse=True)
 def _no_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QSGD_HOME", str(tmp_path))

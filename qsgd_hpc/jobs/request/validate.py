@@ -245,6 +245,8 @@ def _site_notes(request: JobRequest, site: Site) -> Iterator[str]:
             "and GPUs of this machine. `qsgd-hpc sites new NAME` writes a profile from the "
             "scheduler's information; --site selects another."
         )
+    if request.queue and site.scheduler == "local":
+        yield f"--queue {request.queue} has no effect: the job runs on this machine."
     queue = site.queues.get(request.queue or "")
     if queue is not None and (said := remark(queue)):
         yield f"{site.queue_kind} {queue.name}: {said}."
