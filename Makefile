@@ -24,6 +24,8 @@ PIP_WHEEL := bin/pip install --quiet --constraint building/constraints.txt
 # Folder with mnist/ (IDX files); without it the tutorials download or fall back to small data.
 export QSGD_DATA ?= $(abspath $(firstword $(patsubst %/mnist,%,$(wildcard data/mnist ../shared/data/mnist))))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Containers set this to 1; every process of every rank would then compile our modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := bin/pip install --quiet --constraint constraints.txt
 EXTRAS := mpich,torch,keras,jax,data,docs,dev
 # Prints an action, runs it, and runs it once more if it fails.

@@ -129,7 +129,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not config.getoption("gate", False) or collection_path.suffix != ".py":
         return None
     text = collection_path.read_text(encoding="utf-8")
-    return ("pytestmark = pytest.mark.full" in text and "mark.gate" not in text) or None
+    beside = collection_path.with_name("conftest.py")
+    has_own = beside.exists() and beside != Path(__file__)
+    folder_is_serial = has_own and 'add_marker("serial")' in beside.read_text(encoding="utf-8")
+    unused = {
+        "serial": not folder_is_serial and "mark.serial" not in text,
+        "not serial": folder_is_serial or "pytestmark = pytest.mark.serial" in text,
+    }.get(config.getoption("markexpr"), False)
+    full = "pytestmark = pytest.mark.full" in text and "mark.gate" not in text
+    return unused or full or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

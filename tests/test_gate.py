@@ -167,6 +167,7 @@ def run_gate(folder: Path, body: str, **more: int) -> gate.Result:
     return gate.run({"all": ("-n", "1")}, folder / "records", *options, **more)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("from_elsewhere")
 def test_what_passes_when_tried_again_is_flaky_and_what_fails_again_is_red(tmp_path: Path) -> None:
     result = run_gate(tmp_path, FLAKY)
@@ -178,6 +179,7 @@ def test_what_passes_when_tried_again_is_flaky_and_what_fails_again_is_red(tmp_p
     assert gate.Result(passed=3, flaky=result.flaky).well
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("from_elsewhere")
 def test_many_failures_end_the_run_and_are_not_tried_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -188,6 +190,7 @@ def test_many_failures_end_the_run_and_are_not_tried_again(
     assert "== again ==" not in capfd.readouterr().out
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("from_elsewhere")
 def test_a_run_without_tests_is_red(tmp_path: Path) -> None:
     assert not run_gate(tmp_path, "").well
@@ -237,6 +240,7 @@ def check_ended(process: psutil.Process) -> None:
         assert process.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("endless", [{"TESTS_SILENCE_S": "1"}], indirect=True, ids=["silent"])
 def test_a_run_that_falls_silent_is_ended_with_its_stacks_and_all_it_has_started(
     endless: tuple[subprocess.Popen[str], psutil.Process],
@@ -250,6 +254,7 @@ def test_a_run_that_falls_silent_is_ended_with_its_stacks_and_all_it_has_started
     check_ended(child)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("endless", [{}], indirect=True, ids=["ended"])
 @pytest.mark.parametrize("how", gate.ENDINGS)
 def test_a_run_that_is_ended_from_outside_ends_all_that_it_has_started(
