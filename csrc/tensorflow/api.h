@@ -25,6 +25,7 @@ enum TF_DataType : int {
   TF_UINT8 = 4,
   TF_INT16 = 5,
   TF_INT8 = 6,
+  TF_STRING = 7,
   TF_COMPLEX64 = 8,
   TF_INT64 = 9,
   TF_BOOL = 10,
@@ -32,6 +33,7 @@ enum TF_DataType : int {
   TF_UINT16 = 17,
   TF_COMPLEX128 = 18,
   TF_HALF = 19,
+  TF_VARIANT = 21,
   TF_UINT32 = 22,
   TF_UINT64 = 23,
 };

@@ -49,6 +49,24 @@ std::optional<Form> moved(TF_DataType type) {
   }
 }
 
+// The name of a type that cannot be reduced or sent; its number if it has none here.
+std::string name_of(TF_DataType type) {
+  switch (type) {
+    case TF_UINT16:
+      return "uint16";
+    case TF_UINT32:
+      return "uint32";
+    case TF_UINT64:
+      return "uint64";
+    case TF_STRING:
+      return "string";
+    case TF_VARIANT:
+      return "variant";
+    default:
+      return "number " + std::to_string(type) + " of TensorFlow";
+  }
+}
+
 }  // namespace
 
 void Status::check() const {
@@ -65,9 +83,10 @@ Shape shape_of(const TF_Tensor* tensor) {
 Form form_of(TF_DataType type, bool computes) {
   const std::optional<Form> form = computes ? computed(type) : moved(type);
   if (form) return *form;
-  throw Failure(TF_INVALID_ARGUMENT, "tensors of TensorFlow's type number " + std::to_string(type) +
-                                         " cannot be " + (computes ? "reduced" : "sent") +
-                                         "; cast them to an integer or floating type");
+  throw Failure(TF_INVALID_ARGUMENT, "tensors of type " + name_of(type) + " cannot be " +
+                                         (computes ? "reduced; cast them to a signed integer"
+                                                   : "sent; cast them to an integer") +
+                                         " or floating type");
 }
 
 Shape with_parts(Shape shape, const Form& form) {

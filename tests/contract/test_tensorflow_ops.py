@@ -282,6 +282,13 @@ def test_errors_are_those_of_this_package_and_those_of_tensorflow(call):
     assert hvd.allreduce(tf.constant(1), op=hvd.Sum) == hvd.size()
 
 
+@pytest.mark.parametrize("kind", ["uint64", "string"])
+def test_a_type_that_cannot_be_reduced_is_named(kind):
+    x = tf.constant(["a"]) if kind == "string" else tf.constant([1], kind)
+    with pytest.raises(hvd.UsageError, match=f"tensors of type {kind} cannot be reduced; cast"):
+        hvd.allreduce(x, op=hvd.Sum)
+
+
 def test_other_errors_of_tensorflow_stay_as_they_are():
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         tf.debugging.assert_equal(hvd.allreduce(tf.constant(1)), 2)
