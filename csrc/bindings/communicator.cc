@@ -284,11 +284,11 @@ std::unique_ptr<PreparedAllreduce> prepare(OwningCommunicator& owner, py::list t
 }
 
 Machine measure_machine(OwningCommunicator& owner, const std::vector<CodecSpec>& codecs,
-                        int ranks_per_node) {
+                        const std::vector<CodecSpec>& untried, int ranks_per_node) {
   Machine machine;
   run(owner, [&] {
     Communicator communicator = owner.get();
-    machine = measure(communicator, ranks_per_node, codecs);
+    machine = measure(communicator, ranks_per_node, codecs, untried);
   });
   return machine;
 }
@@ -380,7 +380,8 @@ void bind_communicator(py::module_& m) {
            "judged: measure the coding error, as in training.")
       .def("broadcast", &broadcast_array, py::arg("array"), py::kw_only(), py::arg("root"))
       .def("measure", &measure_machine, py::arg("codecs"), py::kw_only(),
-           py::arg("ranks_per_node") = 1, "Measure links and codecs; the same on every rank.")
+           py::arg("untried") = std::vector<CodecSpec>(), py::arg("ranks_per_node") = 1,
+           "Measure links and codecs; the same on every rank.")
       .def("allgatherv", &allgather_arrays, py::arg("source"), py::arg("target"), py::kw_only(),
            py::arg("counts"), "Gather every rank's elements; counts has each rank's number.")
       .def("alltoallv", &alltoall_arrays, py::arg("source"), py::arg("send_counts"),

@@ -2,6 +2,7 @@
 #include <tuple>
 
 #include "bindings/bindings.h"
+#include "planner/codes.h"
 #include "planner/plan.h"
 
 namespace py = pybind11;
@@ -109,6 +110,13 @@ void bind_plan(py::module_& m) {
       py::arg("machine"), py::arg("spec"));
 }
 
+void bind_codes(py::module_& m) {
+  m.def("usual_codes", &usual_codes, "The codes whose allreduces are measured.");
+  m.def("rotated_codes", &rotated_codes, "The codes that are only timed.");
+  m.def("open_codes", &open_codes, py::arg("spec"), py::kw_only(), py::arg("any_code"),
+        "The codes between which a plan chooses if the bits, or the code, are open.");
+}
+
 void bind_costs(py::module_& m) {
   m.def(
       "allreduce_s",
@@ -134,5 +142,6 @@ void bind_costs(py::module_& m) {
 void bind_planner(py::module_& m) {
   qsgd::bind_machine(m);
   qsgd::bind_plan(m);
+  qsgd::bind_codes(m);
   qsgd::bind_costs(m);
 }

@@ -3,15 +3,12 @@
 #include <algorithm>
 
 #include "planner/codec_timing.h"
+#include "planner/codes.h"
 #include "planner/words.h"
-#include "quant/code.h"
 
 namespace qsgd {
 namespace {
 
-// Most accurate first. With fewer bits than a code's fewest_auto, training needs error feedback,
-// which the user must choose.
-constexpr int kAutoBits[] = {8, 4, 3};
 constexpr int kWeighed = 16;         // reductions: a few steps of most models
 constexpr size_t kMostSizes = 4096;  // limits the memory for programs with ever new sizes
 
@@ -21,22 +18,6 @@ Value& remembered(std::map<size_t, Value>& by_count, size_t count, const Make& m
   if (it != by_count.end()) return it->second;
   if (by_count.size() == kMostSizes) by_count.clear();
   return by_count.emplace(count, make()).first->second;
-}
-
-std::vector<CodecSpec> candidates(const CodecSpec& spec, Choice choice) {
-  std::vector<CodecSpec> found;
-  const auto add = [&](Scheme scheme, int bits) {
-    found.push_back(spec);
-    found.back().scheme = scheme;
-    found.back().bits = bits;
-  };
-  for (const int bits : kAutoBits) {
-    if (bits >= traits_of(spec.scheme).fewest_auto) add(spec.scheme, bits);
-  }
-  if (choice == Choice::kCode) {
-    for (const CodecSpec& rotated : rotated_codes()) add(rotated.scheme, rotated.bits);
-  }
-  return found;
 }
 
 }  // namespace
@@ -60,13 +41,13 @@ std::optional<CodecSpec> Economy::code_for(const std::optional<CodecSpec>& codin
   if (!coding || choice == Choice::kNothing) return coding;
   if (size_ == 1) return std::nullopt;  // nothing is sent
   if (!machine_) return coding;
-  auto& chosen = known(coding).chosen.at(static_cast<size_t>(choice));
+  auto& chosen = known(coding).of(choice).chosen;
   return remembered(chosen, count, [&] { return choose_code(*coding, choice, count); });
 }
 
 std::optional<CodecSpec> Economy::choose_code(const CodecSpec& spec, Choice choice, size_t count) {
   PlanRequest request = request_;
-  request.codecs = candidates(spec, choice);
+  request.codecs = open_codes(spec, choice == Choice::kCode);
   std::string news;
   for (const CodecSpec& candidate : request.codecs) {
     const std::optional<size_t> least = least_count(candidate);
@@ -74,7 +55,7 @@ std::optional<CodecSpec> Economy::choose_code(const CodecSpec& spec, Choice choi
             (least ? " pays from " + std::to_string(*least) + " elements on"
                    : " does not pay here at any size");
   }
-  bool& reported = known(spec).reported.at(static_cast<size_t>(choice));
+  bool& reported = known(spec).of(choice).reported;
   if (!reported) news_.push_back(news + "; of those that pay, the fastest is used");
   reported = true;
   return choose(*machine_, count, request).spec;
@@ -83,8 +64,10 @@ std::optional<CodecSpec> Economy::choose_code(const CodecSpec& spec, Choice choi
 std::optional<CodecSpec> Economy::decide(const std::optional<CodecSpec>& coding, Choice choice,
                                          size_t count) {
   if (!machine_ || !coding) return coding;
-  if (choice == Choice::kNothing && planning_ != Planning::kChoose) return coding;
-  if (choice == Choice::kNothing) report_choice(*coding);
+  if (choice == Choice::kNothing) {
+    if (planning_ != Planning::kChoose) return coding;
+    report_choice(*coding);
+  }
   const std::optional<size_t> least = least_count(*coding);
   return least && count >= *least ? coding : std::nullopt;
 }
@@ -124,7 +107,7 @@ std::optional<size_t> Economy::least_count(const CodecSpec& spec) {
 }
 
 void Economy::report_choice(const CodecSpec& spec) {
-  bool& reported = known(spec).reported.at(static_cast<size_t>(Choice::kNothing));
+  bool& reported = known(spec).of(Choice::kNothing).reported;
   if (reported) return;
   reported = true;
   const std::optional<size_t> least = least_count(spec);
@@ -158,16 +141,6 @@ std::vector<std::string> Economy::take_news() {
   std::vector<std::string> news;
   news.swap(news_);
   return news;
-}
-
-std::vector<CodecSpec> rotated_codes() {
-  std::vector<CodecSpec> codes;
-  for (const int bits : {4, 3}) {  // in 8, QSGD's error is as negligible, and it is faster
-    codes.emplace_back();
-    codes.back().scheme = Scheme::kEden;
-    codes.back().bits = bits;
-  }
-  return codes;
 }
 
 int ranks_per_node(const SharedNode* node) {

@@ -49,10 +49,13 @@ class Economy {
   struct Known {
     std::optional<CodecSpec> spec;
     std::optional<std::optional<size_t>> least;  // smallest count for which it pays, if any
-    // By count, for each Choice.
-    std::array<std::map<size_t, std::optional<CodecSpec>>, 3> chosen;
-    std::map<size_t, Algorithm> algorithms;  // by count
-    std::array<bool, 3> reported{};          // for each Choice
+    std::map<size_t, Algorithm> algorithms;      // by count
+    struct Use {
+      std::map<size_t, std::optional<CodecSpec>> chosen;  // by count
+      bool reported = false;
+    };
+    std::array<Use, 3> uses;  // for each Choice
+    Use& of(Choice choice) { return uses.at(static_cast<size_t>(choice)); }
   };
 
   Known& known(const std::optional<CodecSpec>& spec);
@@ -73,9 +76,6 @@ class Economy {
   } weighed_;
   std::vector<std::string> news_;
 };
-
-// The codes that Choice::kCode adds.
-std::vector<CodecSpec> rotated_codes();
 
 // Number of consecutive ranks on each node, for the planner; 1 if nodes differ.
 int ranks_per_node(const SharedNode* node);

@@ -6,6 +6,7 @@
 #include "common/thread_name.h"
 #include "engine/engine.h"
 #include "engine/staging.h"
+#include "planner/codes.h"
 #include "planner/measure.h"
 
 namespace qsgd {
@@ -174,13 +175,8 @@ void Engine::learn_machine() {
   if (config_.machine) {
     machine = *config_.machine;
   } else {
-    std::vector<CodecSpec> codecs;
-    for (const int bits : {8, 4, 2}) {
-      codecs.emplace_back();
-      codecs.back().bits = bits;
-    }
     machine = trials_.run([&] {
-      return measure(communicator_, ranks_per_node(node_.get()), codecs, rotated_codes());
+      return measure(communicator_, ranks_per_node(node_.get()), usual_codes(), rotated_codes());
     });
     if (rank() == 0 && config_.measured) config_.measured(machine);
   }

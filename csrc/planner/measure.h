@@ -14,6 +14,6 @@ namespace qsgd {
 // ranks_per_node: consecutive ranks that share a node, a divisor of the number of ranks.
 // untried: codecs that are timed, too, but not tried in allreduces.
 Machine measure(Communicator& communicator, int ranks_per_node,
-                const std::vector<CodecSpec>& codecs, const std::vector<CodecSpec>& untried = {});
+                const std::vector<CodecSpec>& codecs, const std::vector<CodecSpec>& untried);
 
 }  // namespace qsgd

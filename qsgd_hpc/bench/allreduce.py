@@ -113,9 +113,9 @@ class Bench:
         return [*found, *fresh]
 
     def codecs(self, bits: int | str) -> list[CodecSpec]:
-        """Return the codes for a number of bits; for auto, all measured ones."""
+        """Return the codes for a number of bits; for auto, those of ``Compression.auto()``."""
         if bits == AUTO:
-            return [cost[0] for cost in self.machine.codecs]
+            return explain.open_codes()
         if bits == PLAIN_BITS:
             return []
         return [explain.spec_of(int(bits), scheme) for scheme in self.request.schemes]

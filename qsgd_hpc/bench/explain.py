@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qsgd_hpc._core import CodecSpec, Coding, Machine
     from qsgd_hpc.bench.allreduce import Bench
 
-__all__ = ["by_prediction", "by_trial", "coding_of", "plan", "spec_of"]
+__all__ = ["by_prediction", "by_trial", "coding_of", "open_codes", "plan", "spec_of"]
 
 FLOAT_BYTES = 4
 FAR = 3.0
@@ -44,6 +44,13 @@ def spec_of(bits: int, scheme: str) -> CodecSpec:
     return coding_of(bits, scheme, lasting=False).spec
 
 
+def open_codes() -> list[CodecSpec]:
+    """Return the codes between which ``Compression.auto()`` chooses."""
+    from qsgd_hpc import _core
+
+    return _core.open_codes(spec_of(8, "qsgd"), any_code=True)
+
+
 def plan(machine: Machine, count: int, codecs: Sequence[CodecSpec]) -> Any:
     """Return the plan for a message with one tensor, in one of these codes or as float32."""
     from qsgd_hpc import _core
@@ -60,7 +67,7 @@ def by_prediction(bench: Bench) -> None:
 
 
 def _alternatives(bench: Bench) -> Iterator[list[CodecSpec]]:
-    """Yield the codes of each plan: all measured ones for auto, else each separately."""
+    """Yield the codes of each plan: all open ones for auto, else each separately."""
     for bits in bench.request.bits:
         codecs = bench.codecs(bits)
         yield from [codecs] if bits in (AUTO, PLAIN_BITS) else [[spec] for spec in codecs]
@@ -95,7 +102,8 @@ def _ways(bench: Bench, count: int) -> list[_Way]:
     planned = plan(machine, count, [spec for b in bits for spec in bench.codecs(b)])
     asked: list[CodecSpec | None] = []
     for b in bits:
-        asked += [None] if b == PLAIN_BITS else bench.codecs(b) if b != AUTO else []
+        plain = [None] if b in (AUTO, PLAIN_BITS) else []
+        asked += [spec for spec in (*plain, *bench.codecs(b)) if spec not in asked]
     found = []
     for spec in asked:
         for name in machine.known(compressed=spec is not None):

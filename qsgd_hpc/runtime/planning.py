@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Key",
-    "codecs",
     "from_json",
     "keep",
     "key_of",
@@ -38,12 +37,6 @@ __all__ = [
 ]
 
 SCHEMA = 3
-# The codes whose speed is measured; others count as the nearest of these.
-MEASURED: tuple[dict[str, Any], ...] = (
-    {"scheme": "qsgd", "bits": 8},
-    {"scheme": "qsgd", "bits": 4},
-    {"scheme": "qsgd", "bits": 2},
-)
 TIMES = ("add_s_per_byte",)
 LINKS = ("within", "across", "shared")
 COSTS = ("encode_s", "decode_s", "decode_add_s")
@@ -90,13 +83,6 @@ def key_of(mpi: Any, nodes: Sequence[Sequence[int]] | None, ranks: int, threads:
     per_node = each if nodes and [list(node) for node in nodes] == regular else 1
     text = f"{name} {'.'.join(map(str, version))}"
     return Key(site_name(), text, ranks, per_node, threads)
-
-
-def codecs() -> list[CodecSpec]:
-    """Return the codes whose speed is measured."""
-    from qsgd_hpc._core import CodecSpec
-
-    return [CodecSpec(**spec) for spec in MEASURED]
 
 
 def to_json(measured: Machine) -> dict[str, Any]:
@@ -242,12 +228,17 @@ def machine(communicator: Any, comm: Any, key: Key, more: Iterable[CodecSpec] = 
         communicator: qsgd_hpc.runtime.direct.Communicator.
         comm: the mpi4py communicator of the same ranks.
         key: conditions of the measurement.
-        more: further codes to measure, of schemes that :func:`codecs` does not contain.
+        more: further codes to measure, of other schemes than the usual ones.
     """
-    usual = codecs()
+    from qsgd_hpc import _core
+
+    usual = _core.usual_codes()
     known = {spec.scheme for spec in usual}
     asked = [*usual, *(spec for spec in more if spec.scheme not in known)]
-    measured: Machine = communicator.measure(asked, ranks_per_node=key.ranks_per_node)
+    untried = [spec for spec in _core.rotated_codes() if spec not in asked]
+    measured: Machine = communicator.measure(
+        asked, untried=untried, ranks_per_node=key.ranks_per_node
+    )
     if comm.Get_rank() == 0:
         keep(key, measured)
     return measured
