@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Containers set this to 1; every process of every rank would then compile our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 PIP := bin/pip install --quiet --constraint constraints.txt
-EXTRAS := mpich,torch,keras,jax,data,docs,dev
+EXTRAS := mpich torch keras jax data docs dev
 # Prints an action, runs it, and runs it once more if it fails.
 TWICE := .ci/twice
 PYTEST := $(VENV)/bin/python -m pytest
@@ -44,17 +44,17 @@ help: ## Show these targets
 
 setup: $(VENV)/.ready ## Create the environment and build the package into it
 
-# Compiles while pip downloads and unpacks: without dependencies, the two share no package.
+# Compiles while pip downloads and unpacks what the package needs: the two share no file.
 $(VENV)/.ready: pyproject.toml setup.py building/compiler.py building/kernels.py constraints.txt $(shell find csrc -name '*.cc' -o -name '*.cu' -o -name '*.h')
 	@echo "== setting up $(VENV) (a few minutes the first time) =="
 	@test -x $(VENV)/bin/pip || $(TWICE) 'making $(VENV)' $(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m building.compiler | xargs --no-run-if-empty $(TWICE) 'installing a C++ compiler' $(VENV)/$(PIP)
+	@mkdir -p build && $(VENV)/bin/python -m building.needs $(EXTRAS) > build/needs.txt
 	@$(TWICE) 'building qsgd-hpc' $(VENV)/$(PIP) --no-deps --editable . & building=$$!; \
-	  $(TWICE) 'installing PyTorch, TensorFlow and JAX' $(VENV)/$(PIP) --no-warn-conflicts \
-	      '$(TORCH)' '$(TENSORFLOW)' '$(JAX)' \
+	  $(TWICE) 'installing PyTorch, TensorFlow, JAX and what qsgd-hpc needs' $(VENV)/$(PIP) \
+	      '$(TORCH)' '$(TENSORFLOW)' '$(JAX)' --requirement build/needs.txt \
 	    || { wait $$building; exit 1; }; \
 	  wait $$building
-	@$(TWICE) 'installing what qsgd-hpc needs' $(VENV)/$(PIP) 'qsgd-hpc[$(EXTRAS)]'
 	@touch $@
 
 setup-openmpi: $(VENV_OPENMPI)/.ready

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from building import release, wheel
 from building.compiler import GLIBC, ROOT, choose
 from building.kernels import kernel_compiler
+from building.needs import needs
 
 # What GCC 7 says of the vector AES instructions.
 REFUSAL = 'error: attribute(target("vaes")) is unknown'
@@ -40,6 +41,16 @@ def test_a_compiler_that_is_not_there_gives_way_to_ziglang():
     chosen = choose({"CXX": "no-such-compiler -m64"})
     assert chosen.requirements
     assert "no-such-compiler -m64: No such file or directory" in str(chosen)
+
+
+def test_what_is_installed_beside_the_build_is_what_the_package_requires():
+    found = needs(["mpich", "jax"])
+    wanted = [Requirement(each) for each in metadata("qsgd-hpc").get_all("Requires-Dist")]
+    asked = [each for each in wanted if not each.marker or each.marker.evaluate({"extra": "jax"})]
+    names = {each.name for each in asked} | {"mpich"}
+    assert {Requirement(each).name for each in found} == names
+    with pytest.raises(SystemExit, match="no extra mpic; it has mpich, torch"):
+        needs(["mpic"])
 
 
 def test_ziglang_can_be_refused(old_compiler):
