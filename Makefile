@@ -174,7 +174,7 @@ $(VENV_WHEEL)/.ready: building/constraints.txt
 lint: setup ## Check style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check --quiet .
-	$(VENV)/bin/mypy
+	$(VENV)/bin/pyrefly check --python-interpreter-path $(VENV)/bin/python --output-format min-text
 	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.cu' '*.h')
 	! git grep -nE '^(<<<<<<<|>>>>>>>) '  # conflict markers

@@ -294,8 +294,8 @@ class Auto(Qsgd):
 
     def with_bits(self, bits: int) -> Lossy:
         """Return QSGD with these settings and bits."""
-        settings = {f.name: getattr(self, f.name) for f in fields(Qsgd)}
-        return Qsgd(**{**settings, "bits": bits})
+        settings = {f.name: getattr(self, f.name) for f in fields(Qsgd) if f.name != "bits"}
+        return Qsgd(bits, **settings)
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,8 +74,7 @@ def compare(rows: Sequence[Row]) -> list[Row]:
         return list(rows)
     best_s = min(peers)
     return [
-        row if row.is_peer else Row(**{**vars(row), "speedup": best_s / row.timing.median_s})
-        for row in rows
+        row if row.is_peer else replace(row, speedup=best_s / row.timing.median_s) for row in rows
     ]
 
 

@@ -93,8 +93,10 @@ class Session:
             )
             for is_stderr, stream in ((False, sys.stdout), (True, sys.stderr))
         }
-        self.files = options.output_folder and RankFiles(options.output_folder, options.ranks)
-        self.links = options.network and LinkLog(options.network, len(options.nodes))
+        self.files = (
+            RankFiles(options.output_folder, options.ranks) if options.output_folder else None
+        )
+        self.links = LinkLog(options.network, len(options.nodes)) if options.network else None
         self.decoders = {"stdout": Decoder(token), "stderr": Decoder(token)}
         self.remarks: list[bytes] = []  # mpiexec's own output once all ranks have started
         self.interrupted_by: int | None = None

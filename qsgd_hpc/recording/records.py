@@ -95,7 +95,7 @@ def _plain(value: Any, name: str, nonfinite: dict[str, str], faults: list[str]) 
         return str(value)
     if isinstance(value, Mapping):
         return {str(k): _plain(v, f"{name}.{k}", nonfinite, faults) for k, v in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [_plain(v, f"{name}[{i}]", nonfinite, faults) for i, v in enumerate(value)]
     item = getattr(value, "item", None)  # NumPy and framework scalars
     if callable(item):

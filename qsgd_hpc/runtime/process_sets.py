@@ -39,7 +39,7 @@ class ProcessSet:
     """The number that identifies this set in collectives; None while it is not registered."""
 
     def __init__(self, ranks: Iterable[int] | Any) -> None:
-        self.mpi_comm = ranks if hasattr(ranks, "Get_group") else None
+        self.mpi_comm: Any = ranks if hasattr(ranks, "Get_group") else None
         self._ranks = None if self.mpi_comm is not None else _checked(ranks)
 
     @property

@@ -38,7 +38,7 @@ class _Both:
         if message is None:
             node_def, message = None, str(node_def)
         text = _SUFFIX.sub("", _PREFIX.sub("", message))
-        self._status.__init__(self, node_def, op, text, *args)
+        self._status.__init__(self, node_def, op, text, *args)  # type: ignore[misc]
 
 
 class HorovodInternalError(_Both, errors.HorovodInternalError, tf.errors.FailedPreconditionError):  # type: ignore[misc]

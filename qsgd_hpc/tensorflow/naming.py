@@ -60,7 +60,8 @@ def warn_of_threads(names: Sequence[str], variables: Sequence[Any]) -> None:
             continue
         _users[name] = weakref.ref(variable), weakref.ref(thread)
         shared = last is not None and last is not variable
-        if shared and other not in (None, thread) and other.is_alive() and basics.rank() == 0:
+        alive = other is not None and other is not thread and other.is_alive()
+        if shared and alive and basics.rank() == 0:
             warnings.warn(
                 f"two threads reduce gradients of different variables as {name!r}: at the same "
                 "time, ranks may mix them; pass DistributedGradientTape(name=) in one of the "

@@ -26,7 +26,7 @@ from qsgd_hpc.torch.attached import Attached
 __all__ = ["QSGDCallback", "compress"]
 
 
-class QSGDCallback(Callback):
+class QSGDCallback(Callback):  # type: ignore[misc]
     """A callback that compresses ``fit``; checkpoints contain the residuals of error feedback.
 
     Args:

@@ -155,7 +155,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, gradient: torch.Tensor, *unused: Any) -> Any:
+    def backward(ctx: Any, gradient: torch.Tensor, *unused: Any) -> Any:  # type: ignore[override]
         x, weight, mean, scale, count = ctx.saved_tensors
         channel = [1, -1] + [1] * (x.dim() - 2)
         g = _accurate(gradient)

@@ -45,7 +45,7 @@ def complementary(script: Script, one: cst.CSTNode, other: cst.CSTNode) -> bool:
     )
 
 
-OPPOSITES = {cst.Equal: "!=", cst.NotEqual: "=="}
+OPPOSITES: dict[type[cst.BaseCompOp], str] = {cst.Equal: "!=", cst.NotEqual: "=="}
 
 
 def _negated(script: Script, test: cst.CSTNode) -> str:

@@ -281,4 +281,5 @@ def progress_from_json(fields: Mapping[str, Any] | None) -> Progress:
     if fields is None:
         return Progress(JobState.LOST, why="its state file is missing or damaged")
     bad_nodes = tuple(fields.get("bad_nodes", ()))
-    return Progress(**{**fields, "state": JobState(fields["state"]), "bad_nodes": bad_nodes})
+    known: dict[str, Any] = {**fields, "state": JobState(fields["state"]), "bad_nodes": bad_nodes}
+    return Progress(**known)

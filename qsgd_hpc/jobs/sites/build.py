@@ -72,6 +72,8 @@ def build(name: str, data: Mapping[str, Any]) -> Site:
         {key: value for key, value in data.get(part, {}).items() if key != "verify"}
         for part in ("gpu", "nic", "cpu", "limits")
     )
+    if gpu:
+        gpu["order"] = _strings(gpu["order"])
     plain: dict[str, Any] = {key: data[key] for key in _PLAIN if key in data}
     words: dict[str, Any] = {key: tuple(data[key]) for key in _WORDS if key in data}
     return Site(
@@ -85,7 +87,7 @@ def build(name: str, data: Mapping[str, Any]) -> Site:
         cores=node.get("cores"),
         hwthreads=node.get("hwthreads"),
         gpus=node.get("gpus", 0),
-        gpu=Gpu(**{**gpu, "order": _strings(gpu["order"])}) if gpu else None,
+        gpu=Gpu(**gpu) if gpu else None,
         cpu=Cpu(_strings(cpu.get("lists", ())), cpu.get("bound_by", "launcher")),
         nic=Nic(nic["variable"], _strings(nic["order"])) if nic else None,
         **_networks(data.get("network")),

@@ -54,7 +54,8 @@ class Point:
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Point:
         """Create a point from the values of :meth:`to_json`, else raise KeyError or TypeError."""
-        return cls(**{**body, "case": Case(**body["case"])})
+        values: dict[str, Any] = {**body, "case": Case(**body["case"])}
+        return cls(**values)
 
 
 def plan(study: Study) -> tuple[Point, ...]:

@@ -134,4 +134,5 @@ class Program:
         values: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in body.items()
         }
-        return cls(**{**values, "script": Path(values["script"])})
+        values["script"] = Path(values["script"])
+        return cls(**values)

@@ -135,8 +135,9 @@ class Study:
         }
         del values["format"]
         try:
-            programs = tuple(Program.from_json(p) for p in values["programs"])
-            return cls(**{**values, "programs": programs, "workdir": Path(values["workdir"])})
+            values["programs"] = tuple(Program.from_json(p) for p in values["programs"])
+            values["workdir"] = Path(values["workdir"])
+            return cls(**values)
         except (KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"not a study definition: {error}. Start a new folder.") from None
 

@@ -141,7 +141,7 @@ def quantize_fsdp(
 
 def is_quantized(module: nn.Module) -> bool:
     """Return whether :func:`quantize_fsdp` was called on a module."""
-    return getattr(module, "_qsgd_quantized", False)
+    return hasattr(module, "_qsgd_quantized")
 
 
 def _compression(

@@ -68,7 +68,7 @@ class _Member(torch.autograd.Function):
         return made[0]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
+    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
         values = ctx.saved_tensors if ctx.call.needs_values else ()
         return None, None, None, ctx.call.gradient(ctx.index, gradient, *values), None
 
