@@ -50,7 +50,7 @@ def is_stale(compiled: str | Path, source: str = "") -> bool:
 
 # QSGD_CXXFLAGS comes last, to override: -O0 takes a third of the time, for tests of the packaging.
 # No implicit fused multiply-add: the same input must give the same bytes on every machine.
-FLAGS = ["-O3", "-Wall", "-Wextra", "-MMD", "-ffp-contract=off", "-fno-math-errno"]
+FLAGS = ["-O3", "-Wall", "-Wextra", "-ffp-contract=off", "-fno-math-errno"]
 FLAGS += shlex.split(os.environ.get("QSGD_CXXFLAGS", ""))
 SOURCES = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.cc"))
 # Built without TensorFlow: it declares the functions it uses, and finds them in the process.
@@ -131,10 +131,13 @@ class BuildExtensions(build_ext):
         self.chosen = choose()
         use(self.chosen, self.compiler)
         keep_python_from_all_but_bindings(self.compiler)
-        if self.editable_mode:
-            how = [sys.implementation.cache_tag, pybind11.__version__, *self.chosen.command,
-                   *FLAGS, *(for_gpu.command if for_gpu else ())]  # fmt: skip
-            self.build_temp = str(KEPT / hashlib.sha256(repr(how).encode()).hexdigest()[:12])
+        if not self.chosen.target:  # ziglang has a cache of its own, and would miss headers in it
+            for each in (core, tensorflow):
+                each.extra_compile_args.append("-MMD")
+            if self.editable_mode:
+                how = [sys.implementation.cache_tag, pybind11.__version__, *self.chosen.command,
+                       *FLAGS, *(for_gpu.command if for_gpu else ())]  # fmt: skip
+                self.build_temp = str(KEPT / hashlib.sha256(repr(how).encode()).hexdigest()[:12])
         super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
