@@ -79,8 +79,8 @@ browser: ## Install Chromium for the tests of the report's page (Debian, as root
 ecosystem: $(VENV)/.ecosystem ## Install Lightning, Transformers and Accelerate, for the tests with them
 
 $(VENV)/.ecosystem: $(VENV)/.ready
-	@$(TWICE) 'installing Lightning, Transformers and Accelerate' $(VENV)/$(PIP) $$($(VENV)/bin/python -c \
-	  'from importlib.metadata import requires; print(*(r.split(";")[0] for r in requires("qsgd-hpc") if "ecosystem" in r))')
+	@$(TWICE) 'installing Lightning, Transformers and Accelerate' $(VENV)/$(PIP) \
+	  $$($(VENV)/bin/python -m building.needs ecosystem)
 	@touch $@
 
 arm: ## Install a compiler and an emulator for ARM, for a test (Debian, as root)
