@@ -271,9 +271,8 @@ def _compression(
     if scheme not in KINDS:
         raise UsageError(f"QSGDState(scheme={scheme!r}): choose one of {', '.join(KINDS)}")
     kind = KINDS[scheme]
-    chosen: dict[str, Any] = {k: v for k, v in settings.items() if v is not None} | {
-        "nmse_budget": None
-    }
+    chosen: dict[str, Any] = {k: v for k, v in settings.items() if v is not None}
+    chosen["nmse_budget"] = None
     if bits is not None:
         chosen["bits"] = bits
     try:
