@@ -125,7 +125,10 @@ def idle_marks(item: pytest.Item) -> Iterator[str]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files of no use to the gate: each worker would import TensorFlow for them."""
+    """Leave out files of no use to this part of the gate: each worker would import TensorFlow.
+
+    So a file with serial tests says "mark.serial", or the conftest beside it marks all tests.
+    """
     if not config.getoption("gate", False) or collection_path.suffix != ".py":
         return None
     text = collection_path.read_text(encoding="utf-8")
