@@ -19,7 +19,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -223,6 +222,8 @@ def _from_sys() -> list[dict[str, Any]]:
 
 
 def _output(*command: str) -> str:
+    import subprocess  # imported here: every rank imports this module in init
+
     try:
         done = subprocess.run(
             command,
