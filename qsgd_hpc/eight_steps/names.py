@@ -130,6 +130,14 @@ def bound_by_parameters(node: cst.FunctionDef | cst.Lambda) -> Iterator[Binding]
             yield Binding(other.name.value, "parameter", other, other.default, index=-1)
 
 
+# Types of nodes that bind names. Most nodes have others, and isinstance() asks for one after the
+# other.
+_BINDING = {
+    cst.Import, cst.ImportFrom, cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.For, cst.CompFor,
+    cst.WithItem, cst.FunctionDef, cst.ClassDef, cst.Lambda,
+}  # fmt: skip
+
+
 def bound_by(node: cst.CSTNode) -> Iterator[Binding]:
     """Yield the bindings that this node makes in its scope (not those of parameters)."""
     if isinstance(node, (cst.Import, cst.ImportFrom)):
@@ -162,6 +170,8 @@ def bindings(
     """
     found: dict[tuple[cst.CSTNode, str], list[Binding]] = {}
     for node in nodes:
+        if type(node) not in _BINDING:
+            continue
         for binding in bound_by(node):
             scope = class_of(node) if binding.name.startswith("self.") else scope_of(node)
             if scope is not None:

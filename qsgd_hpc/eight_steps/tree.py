@@ -20,6 +20,8 @@ Answer = TypeVar("Answer")
 Function = cst.FunctionDef | cst.Lambda
 Loop = cst.For | cst.While
 SCOPES = {cst.FunctionDef, cst.Lambda, cst.ClassDef}
+# Half of libcst's nodes. They have no children, and no query concerns them.
+BLANK = {cst.SimpleWhitespace, cst.Newline}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,7 @@ def once_per_node(query: Callable[[Any, Any], Answer]) -> Callable[[Any, Any], A
 
 
 class Collector(cst.CSTVisitor):
-    """Lists the nodes of a tree (outer ones first) and its calls (arguments first)."""
+    """Lists the nodes of a tree but white space (outer ones first); calls, arguments first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,6 +67,8 @@ class Collector(cst.CSTVisitor):
         self._scopes: list[cst.CSTNode] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
+        if type(node) in BLANK:
+            return False
         self.spans[node] = (len(self.nodes), 0)
         self.nodes.append(node)
         if self._path:
@@ -76,6 +80,8 @@ class Collector(cst.CSTVisitor):
         return True
 
     def on_leave(self, original_node: cst.CSTNode) -> None:
+        if type(original_node) in BLANK:
+            return
         self._path.pop()
         if self._scopes[-1] is original_node:
             self._scopes.pop()
@@ -93,7 +99,7 @@ class Tree:
         text: its text.
         encoding: its encoding.
         module: root of the tree; all arguments of methods are nodes of it.
-        nodes: every node, outer ones before inner ones.
+        nodes: every node but white space, outer ones before inner ones.
         calls: every call, in the order of evaluation (arguments first).
         spans: the range in `nodes` of each node and the nodes inside of it.
         scopes: the function, class or module around each node but the module.

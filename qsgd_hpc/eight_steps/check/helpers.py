@@ -6,14 +6,14 @@ import ast
 import re
 import sys
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import libcst as cst
 
 from qsgd_hpc.eight_steps.frameworks import is_distributed
-from qsgd_hpc.eight_steps.reading import Script, dotted, read
+from qsgd_hpc.eight_steps.reading import Script, dotted, parse
 from qsgd_hpc.launch.frameworks import FRAMEWORKS
 
 __all__ = ["Helpers", "api_names", "helpers"]
@@ -54,6 +54,12 @@ def api_names(script: Script) -> frozenset[str]:
         if is_distributed(each.module):
             found.add(each.module.rpartition(".")[2])
     return frozenset(found)
+
+
+@lru_cache(maxsize=64)  # the scripts of a project import the same modules
+def api_names_in(file: Path, text: str) -> frozenset[str]:
+    """Return ``api_names`` of the text of a file."""
+    return api_names(parse(text, file))
 
 
 def outline(text: str) -> tuple[list[str], frozenset[str]]:
@@ -122,7 +128,7 @@ def helpers(script: Script) -> Helpers:
         try:
             text = file.read_text(encoding="utf-8")
             modules, found = outline(text)
-            names |= api_names(read(file)) if API.search(text) else frozenset()
+            names |= api_names_in(file, text) if API.search(text) else frozenset()
         except (OSError, SyntaxError, ValueError):
             unread.add(top or module)
             continue
