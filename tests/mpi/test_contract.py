@@ -73,7 +73,7 @@ def test_all_of_the_contract_holds_for_the_other_frameworks(run_suite, python, r
 def test_nodes_may_be_simulated(run_ranks, python, tmp_path):
     script = tmp_path / "facts.py"
     script.write_text(
-        "import qsgd_hpc.torch as hvd\n"
+        "import qsgd_hpc.arrays as hvd\n"
         "hvd.init()\n"
         "print('facts', hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(),"
         " hvd.cross_size(), flush=True)\n"

@@ -10,15 +10,16 @@ from qsgd_hpc.timeline import traces
 from tests.timeline.test_timeline import check_format
 
 PROGRAM = """
-import sys, torch
-import qsgd_hpc.torch as hvd
+import sys
+import numpy as np
+import qsgd_hpc.arrays as hvd
 from qsgd_hpc.runtime.basics import start_timeline, stop_timeline
 hvd.init()
 for path in sys.argv[1:]:
     start_timeline(path)
-    hvd.allreduce(torch.ones(1000), name="w")
+    hvd.allreduce(np.ones(1000, np.float32), name="w")
     stop_timeline()
-hvd.allreduce(torch.ones(1000), name="last")
+hvd.allreduce(np.ones(1000, np.float32), name="last")
 """
 
 
