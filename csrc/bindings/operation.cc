@@ -45,10 +45,11 @@ std::string in_python(const py::handle& value) { return py::repr(value).cast<std
 
 // Returns an operation with some values replaced.
 Operation with(Operation operation, const py::kwargs& values) {
-  const py::dict unknown = values.attr("copy")();
+  size_t known = 0;
   visit_fields([&](const Field& field, auto get) {
-    if (!values.contains(field.name)) return;
-    const py::object given = unknown.attr("pop")(field.name);
+    const py::handle given = PyDict_GetItemString(values.ptr(), field.name);
+    if (!given) return;
+    ++known;
     try {
       take(given, get(operation));
     } catch (const py::cast_error&) {
@@ -56,14 +57,18 @@ Operation with(Operation operation, const py::kwargs& values) {
                            in_python(given));
     }
   });
-  if (unknown.empty()) {
+  if (known == values.size()) {
     std::sort(operation.ranks.begin(), operation.ranks.end());  // so that equal sets compare equal
     return operation;
   }
-  std::string known;
-  visit_fields([&](const Field& field, auto) { known += std::string(" ") + field.name; });
+  std::string names;
+  const py::dict unknown = values.attr("copy")();
+  visit_fields([&](const Field& field, auto) {
+    names += std::string(" ") + field.name;
+    unknown.attr("pop")(field.name, py::none());
+  });
   throw py::type_error("an operation has no " + in_python(py::list(unknown)) + "; its fields are" +
-                       known);
+                       names);
 }
 
 py::object value_of(const Operation& operation, const std::string& name) {
@@ -201,6 +206,10 @@ void bind_handle(py::module_& m) {
 }
 
 void bind_frameworks(py::module_& m) {
+  m.def(
+      "address_of",
+      [](const py::array& array) { return reinterpret_cast<std::uintptr_t>(array.data()); },
+      py::arg("array"), "The address of a numpy array, in a tenth of the time of ctypes.data.");
   m.def(
       "set_current_engine",
       [](const EnginePtr& engine) { set_current_engine(std::weak_ptr<Engine>(engine)); },

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qsgd_hpc import _core
 from qsgd_hpc.arrays._gpu import current_stream, is_immutable, is_on_gpu, view_on_gpu
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.adapter import Adapter
@@ -18,6 +20,7 @@ __all__ = [
     "ARRAYS",
     "Arrays",
     "CallArrays",
+    "adapter_of",
     "is_floating",
     "on_device_of",
     "view_of",
@@ -151,7 +154,7 @@ class Arrays(Adapter):
         return readable.dtype.itemsize
 
     def address(self, readable: Array) -> int:
-        return readable.ctypes.data
+        return _core.address_of(readable)
 
     def device(self, readable: Array) -> tuple[int, int]:
         """Return the host, or device 0 for the kernels' twin, which treats the host as a device."""
@@ -241,3 +244,8 @@ class CallArrays(Arrays):
         if first is not None and first != now:
             with array.device:
                 first.wait_event(now.record())
+
+
+def adapter_of(views: Sequence[Any]) -> Arrays:
+    """Return the adapter for the arrays of one call, given their views."""
+    return ARRAYS if all(map(_is_numpy, views)) else CallArrays()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qsgd_hpc.arrays._memory import CallArrays, view_of, writable_view_of
+from qsgd_hpc.arrays._memory import adapter_of, view_of, writable_view_of
 from qsgd_hpc.frameworks.eager import start_allgathers, start_alltoall, start_broadcast
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Handle
@@ -31,9 +31,9 @@ def allgather_async(
 ) -> Handle:
     """Start an ``allgather``; ``synchronize`` returns its result."""
     text = ops.label("allgather", name, process_set)
-    return start_allgathers(CallArrays(), [view_of(array)], text, process_set, grouped=False).then(
-        _only
-    )
+    views = [view_of(array)]
+    handle = start_allgathers(adapter_of(views), views, text, process_set, grouped=False)
+    return handle.then(_only)
 
 
 def allgather(
@@ -57,7 +57,7 @@ def grouped_allgather_async(
     """Start a ``grouped_allgather``; ``synchronize`` returns its results."""
     text = ops.label("allgather", name, process_set)
     views = [view_of(array) for array in arrays]
-    handle = start_allgathers(CallArrays(), views, text, process_set, grouped=True)
+    handle = start_allgathers(adapter_of(views), views, text, process_set, grouped=True)
     return handle.then(lambda made: [gathered for gathered, _ in made])
 
 
@@ -78,7 +78,7 @@ def broadcast_async_(
     """Start replacing ``array`` by root_rank's; do not access it before ``synchronize``."""
     view = writable_view_of(array, "broadcast_")
     text = ops.label("broadcast", name, process_set)
-    handle = start_broadcast(CallArrays(), view, root_rank, text, process_set, in_place=True)
+    handle = start_broadcast(adapter_of([view]), view, root_rank, text, process_set, in_place=True)
     return handle.then(lambda _: array)
 
 
@@ -90,9 +90,8 @@ def broadcast_async(
 ) -> Handle:
     """Start a ``broadcast``; ``synchronize`` returns its result."""
     text = ops.label("broadcast", name, process_set)
-    return start_broadcast(
-        CallArrays(), view_of(array), root_rank, text, process_set, in_place=False
-    )
+    view = view_of(array)
+    return start_broadcast(adapter_of([view]), view, root_rank, text, process_set, in_place=False)
 
 
 def broadcast_(
@@ -144,7 +143,8 @@ def alltoall_async(
             else (exchanged, np.array(received, np.int32, like=exchanged))
         )
 
-    return start_alltoall(CallArrays(), view_of(array), counts, text, process_set).then(result)
+    view = view_of(array)
+    return start_alltoall(adapter_of([view]), view, counts, text, process_set).then(result)
 
 
 def alltoall(

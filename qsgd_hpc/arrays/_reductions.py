@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from numpy.typing import NDArray
 
-from qsgd_hpc.arrays._memory import CallArrays, view_of, writable_view_of
+from qsgd_hpc.arrays._memory import adapter_of, view_of, writable_view_of
 from qsgd_hpc.frameworks.eager import start_allreduces, start_reducescatters
 from qsgd_hpc.frameworks.reduction import reduction_of
 from qsgd_hpc.runtime import ops
@@ -56,7 +56,7 @@ def _start_allreduces(
     reduction = reduction_of(name, **options)
     text = ops.label("allreduce", name, reduction.process_set)
     return start_allreduces(
-        CallArrays(), arrays, reduction, text, grouped=grouped, in_place=in_place
+        adapter_of(arrays), arrays, reduction, text, grouped=grouped, in_place=in_place
     )
 
 
@@ -66,7 +66,7 @@ def _start_reducescatters(
     """Start reducing arrays; each rank gets its part of the rows."""
     reduction = reduction_of(name, **options)
     text = ops.label("reducescatter", name, reduction.process_set)
-    return start_reducescatters(CallArrays(), arrays, reduction, text, grouped=grouped)
+    return start_reducescatters(adapter_of(arrays), arrays, reduction, text, grouped=grouped)
 
 
 def _only(made: list[Any]) -> Any:

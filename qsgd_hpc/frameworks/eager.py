@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qsgd_hpc.compression import FLOATING, Lossy
 from qsgd_hpc.errors import UsageError
@@ -88,8 +87,7 @@ def as_rows(tensor: Any, operation: str, words: str = "tensors") -> Any:
     return tensor
 
 
-@dataclass(frozen=True)
-class _Prepared:
+class _Prepared(NamedTuple):
     """A validated tensor that can be passed to the core."""
 
     adapter: Adapter
