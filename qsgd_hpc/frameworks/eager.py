@@ -114,7 +114,7 @@ class _Prepared(NamedTuple):
 
 def _prepare(adapter: Adapter, tensor: Any, reduction: Reduction, into: Any = None) -> _Prepared:
     dtype = adapter.dtype(adapter.checked(tensor))
-    op = op_for(reduction.op, dtype)
+    op = op_for(reduction.op, dtype, reduction.prescale, reduction.postscale)
     widened = is_widened(dtype, op)
     plain = widened or isinstance(reduction.compression, Lossy)
     compressor = NoneCompressor if plain else reduction.compression

@@ -93,18 +93,23 @@ def require_compression(compression: Any) -> None:
         )
 
 
-def op_for(op: Op, dtype: str) -> Op:
+def op_for(op: Op, dtype: str, *factors: Any) -> Op:
     """Return the reduction that computes ``op`` on elements of a type (numpy's name).
 
     It keeps booleans 0 or 1: Max for a sum (any), Min for a product (all).
 
     Raises:
-        UsageError: the type has no such reduction.
+        UsageError: the type has no such reduction, or booleans would be multiplied by a factor.
     """
     if dtype.startswith("complex") and op not in (Average, Sum):
         raise UsageError(f"complex elements with op={op!r}: choose hvd.Average or hvd.Sum")
     if dtype != "bool":
         return op
+    if any(isinstance(factor, (int, float)) and factor != 1 for factor in factors):
+        raise UsageError(
+            "bool tensors cannot be multiplied by prescale_factor or postscale_factor; reduce a "
+            "floating tensor"
+        )
     if op is Average:
         raise UsageError(
             "bool tensors have no average; pass op=hvd.Sum (any rank), or a floating tensor"

@@ -101,6 +101,14 @@ def test_allgather_of_scalars_is_a_vector_of_ranks(framework, hvd):
     check(framework, hvd.allgather(mine), "float32", np.arange(hvd.size(), dtype=np.float64))
 
 
+@pytest.mark.parametrize("factor", ["prescale_factor", "postscale_factor"])
+def test_booleans_are_not_multiplied(framework, hvd, factor):
+    mine = framework.tensor(np.ones(3), "bool")
+    for reduce in (hvd.allreduce, hvd.reducescatter):
+        with pytest.raises(ValueError, match="cannot be multiplied"):
+            reduce(mine, op=hvd.Sum, **{factor: 0.5})
+
+
 def table(source, target, shape):
     """What one rank sends another: as many rows as both their numbers."""
     return np.full((source + target, *shape), 10.0 * source + target)

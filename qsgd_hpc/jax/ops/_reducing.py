@@ -81,7 +81,7 @@ def _compressed(
     """Return the arrays to send, and a function that converts the reduced ones."""
     arrays = [jnp.asarray(tensor) for tensor in tensors]
     for array in arrays:
-        op_for(reduction.op, array.dtype.name)
+        op_for(reduction.op, array.dtype.name, reduction.prescale, reduction.postscale)
     kinds = [compressor_for(array.dtype, reduction.compression) for array in arrays]
     pairs = [kind.compress(array) for kind, array in zip(kinds, arrays, strict=True)]
 

@@ -52,7 +52,7 @@ class _Prepared:
 
 
 def _prepare(tensor: tf.Tensor, reduction: Reduction, coding: Coding | None) -> _Prepared:
-    op = op_for(reduction.op, tensor.dtype.name)
+    op = op_for(reduction.op, tensor.dtype.name, reduction.prescale, reduction.postscale)
     compressor = NoneCompressor if isinstance(reduction.compression, Lossy) else (
         reduction.compression
     )  # fmt: skip
