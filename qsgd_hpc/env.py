@@ -88,7 +88,7 @@ def _weight_bits(text: str) -> int:
 
 
 def _scheme(text: str) -> str:
-    """a code, such as qsgd or topk."""
+    """a code, such as qsgd, eden or topk."""
     from qsgd_hpc.compression import KINDS  # imported here, because it imports this module
 
     return _one_of(*KINDS)(text)

@@ -35,7 +35,7 @@ class QSGDState:
             or the fixed bits of the scheme.
         error_feedback: add the error of coding to the next gradient. Needs float32 host memory of
             the gradients' size, plus 1/n of it on n ranks.
-        scheme: a code of docs/compression.md, such as qsgd or topk.
+        scheme: a code of docs/compression.md, such as qsgd, eden or topk.
         named_parameters: ``model.named_parameters()``, for rules by name and checkpoints by name.
         seed: seed of the rounding noise, equal on every rank; None uses QSGD_SEED.
         start_step: number of exact reductions of each parameter before compression begins.
