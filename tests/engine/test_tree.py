@@ -278,7 +278,8 @@ def test_rank_0_hears_few_messages_of_known_tensors(size, fan_out, most):
         return np.diff(heard)
 
     # With other processes on these cores, the operations of a step may arrive in several cycles.
-    assert min(on_ranks(size, program, fan_out=fan_out)[0][2:]) <= most
+    tries = (min(on_ranks(size, program, fan_out=fan_out)[0][2:]) for _ in range(5))
+    assert any(heard <= most for heard in tries)
 
 
 @pytest.mark.full

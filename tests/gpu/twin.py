@@ -366,7 +366,7 @@ def compile_twin(folder: Path) -> Path:
 
     The folder keeps the library of the last sources, which is taken if they are the same.
     """
-    flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
+    flags = ["-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
              "-ffp-contract=off", "-fsanitize=undefined", "-fno-sanitize-recover=all",
              "-fno-sanitize=float-cast-overflow,vptr", "-shared", "-fPIC", "-pthread",
              "-DQSGD_GPU_TWIN", "-DQSGD_NO_CLONES",
