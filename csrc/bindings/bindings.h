@@ -14,7 +14,6 @@ void bind_engine(pybind11::module_& m);
 void bind_operation(pybind11::module_& m);
 void bind_codec(pybind11::module_& m);
 void bind_communicator(pybind11::module_& m);
-void bind_planner(pybind11::module_& m);
 void bind_spec(pybind11::module_& m);
 void bind_threads(pybind11::module_& m);
 void bind_bucket(pybind11::module_& m);
