@@ -8,9 +8,12 @@ for wheels that run on all machines; QSGD_TARGET=native never selects ziglang.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -24,6 +27,7 @@ __all__ = ["GLIBC", "Compiler", "architecture", "choose"]
 ROOT = Path(__file__).parents[1]
 GLIBC = "2.17"  # of 2012: older than that of any system with Python 3.10
 ZIGLANG = "ziglang>=0.14"
+PASSED = ROOT / "build" / "compilers"  # has a file for each compiler that passed a trial
 # The sources that an old compiler is most likely to fail on: those with vector instructions.
 TRIAL = ("csrc/quant/kernels_avx512.cc", "csrc/quant/kernels_neon.cc")
 
@@ -110,7 +114,34 @@ def installed(environ: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
 
 
 def trial(command: tuple[str, ...]) -> str:
-    """Return why a compiler cannot build this package; empty if it can."""
+    """Return why a compiler cannot build this package; empty if it can.
+
+    A trial takes seconds and pip runs several processes, so successes are kept.
+    """
+    kept = PASSED / _digest(command)
+    if kept.exists():
+        return ""
+    fault = _fault(command)
+    if not fault:
+        with contextlib.suppress(OSError):  # the folder may be read-only
+            PASSED.mkdir(parents=True, exist_ok=True)
+            kept.touch()
+    return fault
+
+
+def _digest(command: tuple[str, ...]) -> str:
+    """Return a name for a compiler, as it is now, and for what it compiles in a trial."""
+    program = shutil.which(command[0]) or ""
+    facts = Path(program).stat() if program else None
+    digest = hashlib.sha256(
+        repr((command, program, facts and (facts.st_size, facts.st_mtime_ns))).encode()
+    )
+    for path in sorted([*ROOT.glob("csrc/quant/*.h"), *(ROOT / source for source in TRIAL)]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _fault(command: tuple[str, ...]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         words = ["-std=c++17", "-O0", "-w", "-fPIC", "-shared", "-Icsrc", *TRIAL]
         try:
