@@ -174,6 +174,8 @@ def test_the_peak_of_the_universal_law_is_where_its_curve_turns():
     assert peak.value == pytest.approx((0.95 / 0.002) ** 0.5, rel=1e-6)
     assert fit.speedup(peak.value) > max(fit.speedup(peak.value - 1), fit.speedup(peak.value + 1))
     assert "most throughput at 22 (22..22) ranks" in law_sentence(fit)
+    falling = law("usl", contention=1.0, coherency=0.002)
+    assert "most throughput at 1 rank;" in law_sentence(falling)
     assert peak_ranks(law("amdahl", serial=0.1)) is None
     assert peak_ranks(fitted(law("usl", contention=0.1, coherency=0.0), (1, 2, 4, 8))) is None
 

@@ -31,7 +31,8 @@ def law_sentence(fit: Fit) -> str:
         title, form = _PARAMETERS.get(name, (name, lambda value: f"{value:.3g}"))
         named.append(f"{title} {_estimate(estimate, form)}")
     if (peak := peak_ranks(fit)) is not None:
-        named.append(f"most throughput at {_estimate(peak, lambda value: f'{value:.0f}')} ranks")
+        ranks = _estimate(peak, lambda value: f"{value:.0f}")
+        named.append(f"most throughput at {ranks} rank{'' if ranks == '1' else 's'}")
     sizes = f"{fit.sizes} sizes" if fit.sizes != 1 else "1 size"
     text = (
         f"{_LAWS.get(fit.law, fit.law)}, {units.bits_name(fit.bits)}: {', '.join(named)}; "
