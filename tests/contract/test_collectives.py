@@ -65,6 +65,18 @@ def test_allreduce_factors_scale_before_and_after(framework, hvd):
         np.testing.assert_allclose(framework.array(scaled), 3 * result, rtol=1e-6)
 
 
+def test_a_name_may_stand_for_another_operation_in_the_next_call(framework, hvd):
+    calls = [
+        ("Sum", (3,), "float32", 1.0), ("Max", (3,), "float32", 1.0), ("Sum", (3,), "float32", 2.0),
+        ("Sum", (2, 2), "float32", 1.0), ("Sum", (3,), "int32", 1.0), ("Sum", (3,), "float32", 1.0),
+    ]  # fmt: skip
+    for op, shape, dtype, factor in calls:
+        mine = framework.tensor(values(hvd.rank(), shape, dtype), dtype)
+        options = {"op": getattr(hvd, op), "prescale_factor": factor, "name": "changing"}
+        result = hvd.allreduce(mine, **options)
+        check(framework, result, dtype, factor * expected(op, hvd.size(), shape, dtype))
+
+
 def test_large_tensors_arrive_whole(framework, hvd):
     n = 1_000_003
     mine = framework.tensor(np.arange(n) % 1000 + hvd.rank(), "float32")
