@@ -6,14 +6,22 @@ import csv
 import statistics
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.report import report as reports
 from qsgd_hpc.scaling.report.cli import report
 from qsgd_hpc.scaling.report.rows import COLUMNS
 from tests.scaling.samples import amdahl, metered, study, written
 
 WOBBLE = {1: 0.97, 2: 1.0, 3: 1.02}
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are of the records; each plot takes a second."""
+    monkeypatch.setattr(reports, "_plots", lambda *_: ["plot"])
 
 
 def reported(folder: Path, *options: str) -> Result:
