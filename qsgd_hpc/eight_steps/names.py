@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import libcst as cst
 
@@ -130,33 +130,39 @@ def bound_by_parameters(node: cst.FunctionDef | cst.Lambda) -> Iterator[Binding]
             yield Binding(other.name.value, "parameter", other, other.default, index=-1)
 
 
-# Types of nodes that bind names. Most nodes have others, and isinstance() asks for one after the
-# other.
-_BINDING = {
-    cst.Import, cst.ImportFrom, cst.Assign, cst.AnnAssign, cst.NamedExpr, cst.For, cst.CompFor,
-    cst.WithItem, cst.FunctionDef, cst.ClassDef, cst.Lambda,
-}  # fmt: skip
+def bound_by_assignment(node: cst.Assign) -> Iterator[Binding]:
+    for each in node.targets:
+        yield from targets(each.target, node.value, "assign", node)
 
 
-def bound_by(node: cst.CSTNode) -> Iterator[Binding]:
-    """Yield the bindings that this node makes in its scope (not those of parameters)."""
-    if isinstance(node, (cst.Import, cst.ImportFrom)):
-        yield from bound_by_import(node)
-    elif isinstance(node, cst.Assign):
-        for each in node.targets:
-            yield from targets(each.target, node.value, "assign", node)
-    elif isinstance(node, (cst.AnnAssign, cst.NamedExpr)):
-        if node.value is not None:
-            yield from targets(node.target, node.value, "assign", node)
-    elif isinstance(node, (cst.For, cst.CompFor)):
-        yield from targets(node.target, node.iter, "for", node.target)
-    elif isinstance(node, cst.WithItem):
-        if node.asname is not None:
-            yield from targets(node.asname.name, node.item, "with", node)
-    elif isinstance(node, cst.FunctionDef):
-        yield Binding(node.name.value, "function", node)
-    elif isinstance(node, cst.ClassDef):
-        yield Binding(node.name.value, "class", node)
+def bound_by_value(node: cst.AnnAssign | cst.NamedExpr) -> Iterator[Binding]:
+    if node.value is not None:
+        yield from targets(node.target, node.value, "assign", node)
+
+
+def bound_by_loop(node: cst.For | cst.CompFor) -> Iterator[Binding]:
+    yield from targets(node.target, node.iter, "for", node.target)
+
+
+def bound_by_with(node: cst.WithItem) -> Iterator[Binding]:
+    if node.asname is not None:
+        yield from targets(node.asname.name, node.item, "with", node)
+
+
+# The bindings that a node of each type makes in its scope (not those of parameters). A table,
+# because most nodes bind nothing, and isinstance() would ask for one type after the other.
+_BOUND_BY: dict[type[cst.CSTNode], Callable[[Any], Iterable[Binding]]] = {
+    cst.Import: bound_by_import,
+    cst.ImportFrom: bound_by_import,
+    cst.Assign: bound_by_assignment,
+    cst.AnnAssign: bound_by_value,
+    cst.NamedExpr: bound_by_value,
+    cst.For: bound_by_loop,
+    cst.CompFor: bound_by_loop,
+    cst.WithItem: bound_by_with,
+    cst.FunctionDef: lambda node: [Binding(node.name.value, "function", node)],
+    cst.ClassDef: lambda node: [Binding(node.name.value, "class", node)],
+}
 
 
 def bindings(
@@ -170,13 +176,12 @@ def bindings(
     """
     found: dict[tuple[cst.CSTNode, str], list[Binding]] = {}
     for node in nodes:
-        if type(node) not in _BINDING:
-            continue
-        for binding in bound_by(node):
+        bound_by = _BOUND_BY.get(type(node))
+        for binding in bound_by(node) if bound_by else ():
             scope = class_of(node) if binding.name.startswith("self.") else scope_of(node)
             if scope is not None:
                 found.setdefault((scope, binding.name), []).append(binding)
-        if isinstance(node, (cst.FunctionDef, cst.Lambda)):
+        if type(node) is cst.FunctionDef or type(node) is cst.Lambda:
             for binding in bound_by_parameters(node):
                 found.setdefault((node, binding.name), []).append(binding)
     return {key: tuple(several) for key, several in found.items()}
