@@ -122,20 +122,13 @@ void bind_codes(py::module_& m) {
         "The codes between which a plan chooses if the bits, or the code, are open.");
 }
 
-void bind_costs(py::module_& m) {
+template <class Cost>
+void bind_cost(py::module_& m, const char* name, Cost cost) {
   m.def(
-      "allreduce_s",
-      [](const Machine& machine, const std::string& algorithm, size_t count,
-         const OptionalSpec& coding) {
-        return allreduce_s(machine, parse_algorithm(algorithm), count, coding);
-      },
-      py::arg("machine"), py::kw_only(), py::arg("algorithm"), py::arg("count"),
-      py::arg("coding") = py::none());
-  m.def(
-      "wire_bytes",
-      [](const Machine& machine, const std::string& algorithm, size_t count,
-         const OptionalSpec& coding) {
-        return wire_bytes(machine, parse_algorithm(algorithm), count, coding);
+      name,
+      [cost](const Machine& machine, const std::string& algorithm, size_t count,
+             const OptionalSpec& coding) {
+        return cost(machine, parse_algorithm(algorithm), count, coding);
       },
       py::arg("machine"), py::kw_only(), py::arg("algorithm"), py::arg("count"),
       py::arg("coding") = py::none());
@@ -216,7 +209,8 @@ PYBIND11_MODULE(_core, m) {
   qsgd::bind_machine(m);
   qsgd::bind_plan(m);
   qsgd::bind_codes(m);
-  qsgd::bind_costs(m);
+  qsgd::bind_cost(m, "allreduce_s", &qsgd::allreduce_s);
+  qsgd::bind_cost(m, "wire_bytes", &qsgd::wire_bytes);
   bind_roll_call(m);
   bind_tree(m);
 }
