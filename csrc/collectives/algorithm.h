@@ -52,6 +52,7 @@ enum AlgorithmFlags : unsigned {
   kForComparison = 16,  // never chosen by the planner
   kLeaders = 32,        // one rank of each node sends
   kAnyPlace = 64,       // accesses tensors only through a SegmentCoder
+  kCodesInputs = 128,   // codes inputs alone: every rank sums all ranks' codes
 };
 
 // Nodes with equal numbers of consecutive ranks.

@@ -75,7 +75,7 @@ void allgather_compressed(Transport& transport, std::vector<ReduceTensor>& tenso
 
 const AlgorithmTraits& allgather_algorithm() {
   static constexpr AlgorithmTraits traits{
-      "allgather", kCompresses,
+      "allgather", kCompresses | kCodesInputs,
       [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
          uint64_t seed) {
         allgather_compressed(c.transport, tensors, args, seed, c.workers, c.pipelining);

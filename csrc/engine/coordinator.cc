@@ -82,17 +82,21 @@ void Coordinator::submit(const RankSet& ranks, Submission submission) {
   const Operation& o = *submission.operation;
   const int rank = ranks.first();
   if (sets_.count(o.set) == 0) return refuse(std::move(submission.operation));
-  if (o.group) groups_.note(ranks, o);
+  if (o.group) groups_.note(ranks, group_of(o), o.group->size);
   const auto [it, fresh] = pending_.try_emplace(o.key());
   Pending& p = it->second;
   if (fresh) begin(p, rank, submission.operation);
   if (p.operation != submission.operation) {
+    const bool groups_differ = group_of(*p.operation) != group_of(o);
+    if (groups_differ && p.by_group.empty()) note_group(p, p.has, *p.operation);
     if (p.fault.empty()) p.fault = difference(p.first_rank, *p.operation, rank, o);
-    if (p.grouped != o.group.has_value() || group_of(*p.operation) != group_of(o)) ungroup(p, o);
+    if (groups_differ || p.grouped != o.group.has_value()) ungroup(p, o);
     if (p.operation->on_device && !o.on_device) p.operation = submission.operation;
   }
+  if (!p.by_group.empty()) note_group(p, ranks, o);
   p.nmse = std::max(p.nmse, submission.nmse);
-  if (!p.rows.empty()) note_rows(ranks, *p.ranks, submission, p.rows);
+  const bool has_rows = !p.rows.empty() && o.kind == OpKind::kAllgather;
+  if (has_rows) note_rows(ranks, *p.ranks, submission, p.rows);
   // A rank may have submitted it before: then its earlier operation of that name has failed
   // meanwhile.
   p.has |= ranks;
@@ -106,6 +110,22 @@ void Coordinator::submit(const RankSet& ranks, Submission submission) {
     fail_unreachable();
   }
   if (o.group) complete_group(group_of(o));
+  while (!uncounted_.empty()) {
+    const auto [key, others] = std::move(uncounted_.back());
+    uncounted_.pop_back();
+    if (groups_.has(key)) groups_.note(others.ranks, key, others.size, /*presumed=*/true);
+    complete_group(key);
+  }
+}
+
+void Coordinator::note_group(Pending& p, const RankSet& ranks, const Operation& o) {
+  if (!o.group) {
+    p.by_group[{}];  // from now on, every submission is noted
+    return;
+  }
+  GroupRanks& group = p.by_group[group_of(o)];
+  group.ranks |= ranks;
+  group.size = o.group->size;
 }
 
 void Coordinator::ungroup(Pending& p, const Operation& other) {
@@ -182,6 +202,10 @@ void Coordinator::join(int rank) {
 
 void Coordinator::agree(Table::iterator it) {
   Pending p = take(it);
+  for (const auto& [key, counted] : p.by_group) {
+    const RankSet others = *p.ranks - joined_ - counted.ranks;
+    if (!counted.ranks.empty()) uncounted_.push_back({key, {others, counted.size}});
+  }
   const GroupKey group = group_of(*p.operation);
   const GroupFault broken = p.grouped ? groups_.fault_of(group) : GroupFault{};
   Agreed agreed;
@@ -330,6 +354,11 @@ void Coordinator::add_set(Agreed& agreed) {
 
 void Coordinator::remove_set(Agreed& agreed) {
   const auto id = static_cast<int32_t>(agreed.operation->ranks.front());
+  if (sets_.count(id) == 0) {
+    agreed.error = ErrorKind::kUsage;
+    agreed.message = "process set " + std::to_string(id) + " was removed already";
+    return;
+  }
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
     if (it->first.first == id) {
@@ -400,20 +429,27 @@ void Coordinator::fail_deadlocked() {
   for (const auto& [rank, keys] : blocked_) {
     for (const Key& key : keys) {
       const auto it = pending_.find(key);
-      if (it == pending_.end() || !it->second.has.has(rank)) continue;
+      const bool waits =
+          it == pending_.end() ? ready_.holds(key) != nullptr : it->second.has.has(rank);
+      if (!waits) continue;
       running.remove(rank);
       waiting[key].push_back(rank);
     }
   }
   if (!running.empty()) return;
   const std::string who = describe_waits(waiting);
+  const std::string message =
+      "the ranks wait for one another: " + who +
+      ". Every rank must submit operations of the same names, and unnamed ones in the same order; "
+      "look for a branch that only some ranks take.";
   for (const auto& [key, ranks] : waiting) {
     const auto it = pending_.find(key);
-    if (it == pending_.end() || it->second.operation->kind == OpKind::kJoin) continue;
-    fail(it, ErrorKind::kInternal,
-         "the ranks wait for one another: " + who +
-             ". Every rank must submit operations of the same names, and unnamed ones in the same "
-             "order; look for a branch that only some ranks take.");
+    if (it != pending_.end()) {
+      const bool joins = it->second.operation->kind == OpKind::kJoin;
+      if (!joins) fail(it, ErrorKind::kInternal, message);
+    } else if (const Operation* held = ready_.holds(key)) {
+      break_group(group_of(*held), ErrorKind::kInternal, message);
+    }
   }
 }
 

@@ -59,10 +59,16 @@ class Coordinator {
   std::vector<std::string> take_news();
 
  private:
+  struct GroupRanks {
+    RankSet ranks;
+    uint32_t size = 0;  // of the group
+  };
   struct Pending {
     OperationPtr operation;  // of the first rank, or of one that has the tensor on the host
     bool grouped = false;    // held back for its group
-    Members ranks;           // of its set
+    // The ranks that have submitted it as a member of each group; only if the ranks disagree.
+    std::map<GroupKey, GroupRanks> by_group;
+    Members ranks;  // of its set
     int first_rank = 0, last_rank = 0;
     RankSet has;        // ranks that have submitted it
     RankSet missing;    // ranks that it waits for
@@ -85,6 +91,7 @@ class Coordinator {
   // Completes a group that all ranks have submitted; members that only some ranks have make it
   // fail.
   void complete_group(const GroupKey& key);
+  static void note_group(Pending& pending, const RankSet& ranks, const Operation& operation);
   // Removes the tensor from its group, because the ranks disagree on the group.
   void ungroup(Pending& pending, const Operation& other);
   // Fails the members of the group, including those submitted later.
@@ -110,6 +117,9 @@ class Coordinator {
   int32_t next_set_ = 1;
   Table pending_;
   GroupTally groups_;
+  // Ranks that have submitted a member of a group, but not as one: without this, their members in
+  // later steps would complete the group of this step.
+  std::vector<std::pair<GroupKey, GroupRanks>> uncounted_;
   ReadyQueue ready_;
   bool waits_for_machine_ = false;
   std::chrono::steady_clock::time_point ready_since_;  // used if there is a cycle time

@@ -4,24 +4,26 @@
 
 namespace qsgd {
 
-void GroupTally::note(RankSet ranks, const Operation& member) {
-  std::vector<Count>& counts = groups_[group_of(member)].counts;
+void GroupTally::note(RankSet ranks, const GroupKey& key, uint32_t announced, bool presumed) {
+  std::vector<Count>& counts = groups_[key].counts;
   const size_t before = counts.size();
   for (size_t i = 0; i < before && !ranks.empty(); ++i) {
     if (!counts[i].ranks.meets(ranks)) continue;
     Count some = counts[i];
     some.ranks &= ranks;
     ranks -= some.ranks;
+    if (presumed && !some.presumed) continue;
     counts[i].ranks -= some.ranks;
-    ++some.submitted;
-    some.expected = member.group->size;
+    some.submitted = some.presumed == presumed ? some.submitted + 1 : 1;
+    some.presumed = presumed;
+    some.expected = announced;
     if (counts[i].ranks.empty()) {
       counts[i] = std::move(some);
     } else {
       counts.push_back(std::move(some));
     }
   }
-  if (!ranks.empty()) counts.push_back({std::move(ranks), 1, member.group->size});
+  if (!ranks.empty()) counts.push_back({std::move(ranks), 1, announced, presumed});
 }
 
 bool GroupTally::is_whole(const GroupKey& key, const RankSet& ranks, const RankSet& joined) const {

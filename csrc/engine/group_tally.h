@@ -25,8 +25,9 @@ inline GroupKey group_of(const Operation& o) { return {o.set, o.group ? o.group-
 
 class GroupTally {
  public:
-  // Each of `ranks` has submitted one more member, with the announced number of members.
-  void note(RankSet ranks, const Operation& member);
+  // Each of `ranks` has submitted one more of the announced number of members. `presumed`: it has
+  // submitted another rank's member without the group, which counts until it begins the group.
+  void note(RankSet ranks, const GroupKey& key, uint32_t announced, bool presumed = false);
   // Whether each of `ranks`, except those that have joined, has submitted all announced members.
   bool is_whole(const GroupKey& key, const RankSet& ranks, const RankSet& joined) const;
   // Marks the group as failed: its members fail, including those submitted later, until every rank
@@ -45,6 +46,7 @@ class GroupTally {
     RankSet ranks;
     uint32_t submitted = 0;
     uint32_t expected = 0;
+    bool presumed = false;
   };
   struct Group {
     std::vector<Count> counts;  // one per set of ranks with equal counts

@@ -55,6 +55,15 @@ void ReadyQueue::fail_group(const GroupKey& key, ErrorKind error, const std::str
   release(key);
 }
 
+const Operation* ReadyQueue::holds(const Key& key) const {
+  for (const auto& [group, members] : groups_) {
+    for (const Agreed& member : members) {
+      if (member.operation->key() == key) return member.operation.get();
+    }
+  }
+  return nullptr;
+}
+
 std::vector<Response> ReadyQueue::take(size_t fusion_bytes) {
   std::vector<Response> responses;
   while (!ready_.empty()) responses.push_back(take_one(fusion_bytes));

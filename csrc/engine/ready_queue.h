@@ -40,6 +40,8 @@ class ReadyQueue {
   void release(const GroupKey& key);
   // Fails the members so far of a group that cannot become complete.
   void fail_group(const GroupKey& key, ErrorKind error, const std::string& message);
+  // The operation if it is held back, agreed by all ranks, for its group; else null.
+  const Operation* holds(const Key& key) const;
   bool empty() const { return ready_.empty(); }
   // What take() would return next, before fusing.
   std::vector<Agreed>& waiting() { return ready_; }

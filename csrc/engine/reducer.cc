@@ -1,6 +1,7 @@
 #include "engine/reducer.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "collectives/hierarchical.h"
 #include "collectives/segments.h"
@@ -21,6 +22,22 @@ uint32_t hash_name(const std::string& name) {  // FNV-1a
   return hash;
 }
 
+bool is_sum(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAverage; }
+
+std::vector<char> sum_of(const void* in, DType dtype, const std::vector<float>& extra) {
+  std::vector<char> sum(extra.size() * facts(dtype).size);
+  dispatch(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    T* const to = reinterpret_cast<T*>(sum.data());
+    for (size_t i = 0; i < extra.size(); ++i) {
+      const auto value = static_cast<Wide>(static_cast<const T*>(in)[i]);
+      to[i] = static_cast<T>(value + static_cast<Wide>(extra[i]));
+    }
+  });
+  return sum;
+}
+
 }  // namespace
 
 Reducer::Reducer(Communicator communicator, std::vector<int> ranks, ReducerConfig config)
@@ -39,7 +56,7 @@ Reducer::Reducer(Communicator communicator, std::vector<int> ranks, ReducerConfi
 
 Residuals::Covered Reducer::covered_here(size_t count, uint32_t bucket, uint32_t id,
                                          int owners) const {
-  if (owners == 0) return {{0, count}, size()};
+  if (owners <= 0) return {{0, count}, size()};
   const SharedNode& node = *communicator_.node;
   return {hierarchical_shard(node, owners, count, bucket, id),
           static_cast<int>(node.nodes().size())};
@@ -47,7 +64,12 @@ Residuals::Covered Reducer::covered_here(size_t count, uint32_t bucket, uint32_t
 
 Range Reducer::coded_here(size_t count, uint32_t bucket, uint32_t id, int owners) const {
   if (owners > 0) return hierarchical_owned(*communicator_.node, owners, count, bucket, id);
-  return owned(count, bucket, id, size(), rank());
+  return owners == 0 ? owned(count, bucket, id, size(), rank()) : Range{};
+}
+
+int Reducer::owners_in(const AlgorithmTraits& traits) const {
+  if (traits.has(kAcross)) return owners_of(*communicator_.node, traits);
+  return traits.has(kCodesInputs) ? Residuals::kNoSums : 0;
 }
 
 bool Reducer::codes_on(const gpu::Device* device, const Response& response,
@@ -77,7 +99,7 @@ std::vector<Outcome> Reducer::reduce(const Response& response, const std::vector
   const bool coded = !codings.empty();
   KeptOnFailure<Inputs> inputs;
   const AlgorithmTraits& traits = traits_of(response.algorithm);
-  const int owners = coded && traits.has(kAcross) ? owners_of(*communicator_.node, traits) : 0;
+  const int owners = coded ? owners_in(traits) : 0;
   if (nccl != nullptr) device = &nccl->device();
   std::vector<ReduceTensor> tensors = prepare(entries, codings, owners, device, *inputs);
   const ReduceArgs& args = entries.front()->operation->args;
@@ -111,27 +133,27 @@ std::vector<ReduceTensor> Reducer::prepare(const std::vector<Entry*>& entries,
     const Operation& o = *entry->operation;
     const uint32_t step = coded && o.lasting ? steps_[o.name]++ : 0;
     tensors.push_back({entry->in, entry->out, o.count(), hash_name(o.name), step});
-    if (coded) tensors.back().spec = codings.at(tensors.size() - 1);
-    tensors.back().place = entry->ready == nullptr ? nullptr : &entry->ready->device();
+    ReduceTensor& tensor = tensors.back();
+    if (coded) tensor.spec = codings.at(tensors.size() - 1);
+    tensor.place = entry->ready == nullptr ? nullptr : &entry->ready->device();
     const double scale =
         o.args.prescale * o.args.postscale / (o.args.op == ReduceOp::kAverage ? size() : 1);
+    std::vector<float> owed;  // to add to the input
     if (coded && o.coding->error_feedback && size() > 1) {
-      residuals_.attach(o.name, tensors.back().spec.bucket, scale, owners, device, tensors.back());
-      continue;
+      owed = residuals_.attach(o.name, tensor.spec.bucket, scale, owners, device, tensor);
+    } else if (is_sum(o.args.op) && facts(o.args.dtype).floating) {
+      owed = residuals_.take(o.name, scale, tensor);
     }
-    if (!residuals_.has(o.name)) continue;
-    ReduceTensor here = tensors.back();
+    if (owed.empty()) continue;
     std::optional<HostCopy> copy;
-    if (here.place != nullptr) {
+    if (tensor.place != nullptr) {
       copy.emplace(*entry);
       copy->land();
-      here.in = copy->host().in;
     }
-    std::vector<char> input = residuals_.take_into_input(o.name, o.args.dtype, scale, here);
-    if (input.empty()) continue;
-    inputs.push_back(std::move(input));
-    tensors.back().in = inputs.back().data();
-    tensors.back().place = nullptr;
+    const void* const in = copy ? copy->host().in : entry->in;
+    inputs.push_back(sum_of(in, o.args.dtype, owed));
+    tensor.in = inputs.back().data();
+    tensor.place = nullptr;
   }
   return tensors;
 }

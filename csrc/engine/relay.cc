@@ -88,7 +88,7 @@ void Relay::submit(const RankSet& ranks, Submission submission) {
     if (!set->second.is_of_others) end(it);
   }
   if (!o.group) return;
-  groups_.note(ranks, o);
+  groups_.note(ranks, group_of(o), o.group->size);
   open_group(group_of(o), set->second.ours);
 }
 

@@ -1,27 +1,16 @@
 #include "engine/residuals.h"
 
-#include <type_traits>
+#include <algorithm>
 
 namespace qsgd {
 namespace {
 
 constexpr size_t kManyNames = 1 << 14;  // more than models have
 
-void add(void* to, const void* in, DType dtype, const std::vector<float>& extra) {
-  dispatch(dtype, [&](auto zero) {
-    using T = decltype(zero);
-    using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
-    for (size_t i = 0; i < extra.size(); ++i) {
-      const auto value = static_cast<Wide>(static_cast<const T*>(in)[i]);
-      static_cast<T*>(to)[i] = static_cast<T>(value + static_cast<Wide>(extra[i]));
-    }
-  });
-}
-
 }  // namespace
 
-void Residuals::attach(const std::string& name, uint32_t bucket, double scale, int owners,
-                       gpu::Device* device, ReduceTensor& tensor) {
+std::vector<float> Residuals::attach(const std::string& name, uint32_t bucket, double scale,
+                                     int owners, gpu::Device* device, ReduceTensor& tensor) {
   auto it = by_name_.find(name);
   if (it != by_name_.end() && !fits(name, it->second, tensor.count)) {
     by_name_.erase(it);
@@ -30,10 +19,12 @@ void Residuals::attach(const std::string& name, uint32_t bucket, double scale, i
   Residual& residual = it == by_name_.end() ? by_name_[name] : it->second;
   if (it == by_name_.end() && by_name_.size() == kManyNames) warn_of_many(name);
   if (residual.worker.size() != tensor.count) residual.worker.on_host().resize(tensor.count);
+  std::vector<float> beyond;
   // Another bucket or algorithm partitions the tensor differently; another scale changes the units.
   if (residual.bucket != bucket || residual.scale != scale || residual.owners != owners ||
       !residual.restored.empty()) {
     gather(residual, scale, bucket, tensor.id, owners);
+    if (scale != 0) beyond = take_beyond(residual, bucket, tensor.id, owners);
   }
   residual.id = tensor.id;
   residual.bucket = bucket;
@@ -43,6 +34,25 @@ void Residuals::attach(const std::string& name, uint32_t bucket, double scale, i
   if (residual.owner.size() != mine.size()) move_to_owner(residual, mine);
   tensor.residual = residual.worker.on(device);
   tensor.owner_residual = residual.owner.on(device);
+  return beyond;
+}
+
+std::vector<float> Residuals::take_beyond(Residual& residual, uint32_t bucket, uint32_t id,
+                                          int owners) const {
+  std::vector<float>& worker = residual.worker.on_host();
+  const Covered mine = covers_(worker.size(), bucket, id, owners);
+  const Range coded = mine.ranks > 1 ? mine.range : Range{};
+  const auto split = [&](size_t at) { return worker.begin() + static_cast<std::ptrdiff_t>(at); };
+  const auto owed = [](float x) { return x != 0; };
+  if (std::none_of(worker.begin(), split(coded.begin), owed) &&
+      std::none_of(split(coded.end), worker.end(), owed)) {
+    return {};
+  }
+  std::vector<float> beyond(worker.size());
+  std::swap_ranges(worker.begin(), split(coded.begin), beyond.begin());
+  std::swap_ranges(split(coded.end), worker.end(),
+                   beyond.begin() + static_cast<std::ptrdiff_t>(coded.end));
+  return beyond;
 }
 
 // In the sums that this rank codes, its own input is not coded. The residual of these elements
@@ -66,17 +76,15 @@ void Residuals::warn_of_many(const std::string& name) const {
        "or none, for which nothing is kept");
 }
 
-std::vector<char> Residuals::take_into_input(const std::string& name, DType dtype, double scale,
-                                             const ReduceTensor& tensor) {
+std::vector<float> Residuals::take(const std::string& name, double scale,
+                                   const ReduceTensor& tensor) {
   const auto it = by_name_.find(name);
   if (it == by_name_.end()) return {};
   Residual residual = std::move(it->second);
   by_name_.erase(it);
-  if (!facts(dtype).floating || !fits(name, residual, tensor.count)) return {};
+  if (!fits(name, residual, tensor.count)) return {};
   gather(residual, scale, 1, tensor.id, 0);  // any partition: all elements of all ranks are added
-  std::vector<char> input(tensor.count * facts(dtype).size);
-  add(input.data(), tensor.in, dtype, residual.worker.on_host());
-  return input;
+  return std::move(residual.worker.on_host());
 }
 
 bool Residuals::fits(const std::string& name, const Residual& residual, size_t count) {

@@ -20,9 +20,12 @@ class Residuals {
   using Log = std::function<void(const std::string&)>;
 
   // Of `count` elements of tensor `id`, those whose sums this rank codes. `owners`: the number of
-  // ranks of each node that code for other nodes; 0 if all ranks exchange with all.
+  // ranks of each node that code for other nodes; 0 if all ranks exchange with all; kNoSums if no
+  // rank codes sums.
+  static constexpr int kNoSums = -1;
   using Owned = std::function<Range(size_t count, uint32_t bucket, uint32_t id, int owners)>;
-  // The elements whose residual this rank's own codes can include, and how many ranks share each.
+  // The elements whose residual this rank's own codes can include, and how many ranks share each;
+  // a single rank codes nothing.
   struct Covered {
     Range range;
     int ranks;
@@ -34,14 +37,13 @@ class Residuals {
 
   // Gives the tensor its residuals for a reduction with buckets of `bucket` elements and result
   // scale * (sum of inputs). They are zero for a new name, and are moved to the `device` that codes
-  // them; null: the host.
-  void attach(const std::string& name, uint32_t bucket, double scale, int owners,
-              gpu::Device* device, ReduceTensor& tensor);
-  // For a tensor that is not coded from now on: adds the residual to this rank's input, so that
-  // this reduction includes it, and deletes it. Returns the input to use instead; empty if there is
-  // no residual.
-  std::vector<char> take_into_input(const std::string& name, DType dtype, double scale,
-                                    const ReduceTensor& tensor);
+  // them; null: the host. Returns what must be added to this rank's input because its codes cannot
+  // include it, in the input's units; usually empty.
+  std::vector<float> attach(const std::string& name, uint32_t bucket, double scale, int owners,
+                            gpu::Device* device, ReduceTensor& tensor);
+  // For a tensor that is not coded from now on: deletes the residual, and returns what must be
+  // added to this rank's input, in the input's units; empty if there is no residual.
+  std::vector<float> take(const std::string& name, double scale, const ReduceTensor& tensor);
   bool has(const std::string& name) const { return by_name_.count(name) != 0; }
   // Deletes the residual of one name, so that NaN and Inf do not persist.
   void forget(const std::string& name) { by_name_.erase(name); }
@@ -68,6 +70,9 @@ class Residuals {
   // elements.
   void gather(Residual& residual, double scale, uint32_t bucket, uint32_t id, int owners) const;
   static void move_to_owner(Residual& residual, const Range& mine);
+  // Removes from `worker` what this rank's codes cannot include, and returns it.
+  std::vector<float> take_beyond(Residual& residual, uint32_t bucket, uint32_t id,
+                                 int owners) const;
   // Warns, once per name, if not.
   bool fits(const std::string& name, const Residual& residual, size_t count);
   void warn_of_many(const std::string& name) const;

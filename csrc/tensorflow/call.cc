@@ -40,9 +40,20 @@ Tensor allocate(TF_OpKernelContext* context, int index, TF_DataType type, const 
   return tensor;
 }
 
+// As libstdc++'s std::_Manager_operation.
+constexpr int kClone = 2, kDestroy = 3;
+
 void release_result(void*, size_t, void* owner) { attached()->release(owner); }
 
 }  // namespace
+
+Done::Done(const TF_AsyncOpKernelDoneCallback* done) {
+  const auto& given = *reinterpret_cast<const Function*>(done);
+  function_ = given;
+  given.manage(function_.functor, given.functor, kClone);
+}
+
+Done::~Done() { function_.manage(function_.functor, function_.functor, kDestroy); }
 
 void attach(const QsgdTable* core) { table = core; }
 

@@ -1,7 +1,6 @@
 // One execution of an operation: passes its tensors to the core, and its results to TensorFlow.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,13 +22,36 @@ enum class Makes {
 void attach(const QsgdTable* table);
 const QsgdTable* attached();
 
+// Copy of TensorFlow's callback, a std::function<void()>. TensorFlow destroys its own when the
+// kernel's function returns, although the API has no other way to complete an operation later.
+// Every build of TensorFlow for Linux has the std::function of libstdc++, whose layout is part of
+// its ABI; this library may be compiled with another C++ library, which has another layout.
+class Done {
+ public:
+  explicit Done(const TF_AsyncOpKernelDoneCallback* done);
+  ~Done();
+  Done(const Done&) = delete;
+  Done& operator=(const Done&) = delete;
+
+  void operator()() const { function_.invoke(function_.functor); }
+
+ private:
+  struct Functor {
+    void* words[2];
+  };
+  struct Function {
+    Functor functor;
+    bool (*manage)(Functor& to, const Functor& from, int what);
+    void (*invoke)(const Functor& functor);
+  };
+
+  Function function_;
+};
+
 class Call {
  public:
-  // `done` is destroyed when the kernel's function returns, although the API has no other way to
-  // complete an operation later. It points to TensorFlow's std::function, which every build of
-  // TensorFlow for Linux takes from libstdc++, so it is copied.
-  Call(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done, Makes makes)
-      : context_(context), done_(*reinterpret_cast<const Done*>(done)), makes_(makes) {}
+  Call(TF_OpKernelContext* context, const TF_AsyncOpKernelDoneCallback* done, Makes makes)
+      : context_(context), done_(done), makes_(makes) {}
 
   // Passes the tensors and this call to the core. With `copies`, an output that does not use the
   // input's memory begins as a copy of it. With `splits`, the last input contains splits.
@@ -37,7 +59,6 @@ class Call {
                     bool computes, bool copies, bool splits);
 
  private:
-  using Done = std::function<void()>;
   struct Sent {
     Shape shape;  // as in the core
     TF_DataType type;

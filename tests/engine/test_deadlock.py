@@ -49,6 +49,18 @@ def test_operations_in_another_order_fail_by_name():
         assert "the ranks wait for one another" in errors[1]
 
 
+def test_a_member_that_waits_for_its_group_is_waited_for_no_longer():
+    def program(me):
+        group = {"group": "g", "group_size": 2}
+        first = me.allreduce("a", np.ones(3), **group)
+        if me.rank == 0:
+            me.allreduce("b", np.ones(3), **group)
+        return message(first.wait)
+
+    for text in on_ranks(2, program, deadlock_s=SOON_S):
+        assert "ranks 0, 1 for 'a'" in text
+
+
 def test_a_rank_that_computes_is_waited_for():
     def program(me):
         if me.rank == 1:

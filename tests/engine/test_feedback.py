@@ -148,6 +148,54 @@ def test_what_was_restored_is_paid_with_the_first_step(ranks, ranks_per_node):
         assert np.allclose(paid, state, atol=0.1)
 
 
+ALGORITHMS = [
+    *("sra", "sra2d", "allgather", "requantizing_ring"),
+    *("hierarchical_sra", "leaders_sra"),
+]
+
+
+@pytest.mark.parametrize("after", ALGORITHMS)
+@pytest.mark.parametrize("before", ALGORITHMS)
+def test_what_is_owed_is_paid_whatever_algorithms_follow_one_another(before, after):
+    steps, four = 5, _core.CodecSpec(bits=4, contract=True, bucket_size=64)
+
+    def program(me):
+        if me.rank == 0:
+            me.engine.tune(algorithm=before)
+        me.barrier("before").wait()
+        total = run_steps(me, range(steps), coding=four)
+        first = me.engine.owed_share("w")
+        if me.rank == 0:
+            me.engine.tune(algorithm=after)
+        me.barrier("after").wait()
+        x = np.zeros(COUNT, dtype=np.float32)
+        for _ in range(30):
+            x[:] = 0
+            me.allreduce("w", x, "average", four, error_feedback=True).wait()
+            total += x
+        return total, first, me.engine.owed_share("w")
+
+    results = on_ranks(4, program, ranks_per_node=2)
+    first, rest = (owed(each[i] for each in results) for i in (1, 2))
+    assert np.abs(first).max() > 1e-2 and np.abs(rest).max() < 1e-3
+    assert np.allclose(results[0][0] + rest, exact_sum(4, range(steps)), atol=1e-3)
+
+
+@pytest.mark.parametrize("op", ["max", "min", "product"])
+def test_what_is_owed_does_not_change_operations_that_do_not_add(op):
+    def program(me):
+        run_steps(me, range(3))
+        before = me.engine.owed_share("w")
+        x = gradient(0, 3)
+        me.allreduce("w", x, op).wait()
+        return x, np.array_equal(before, me.engine.owed_share("w"))
+
+    same = gradient(0, 3)
+    for x, kept in on_ranks(2, program):
+        assert np.allclose(x, same * same if op == "product" else same)
+        assert kept
+
+
 @pytest.mark.parametrize("ranks_per_node", [None, 2])
 def test_a_sum_beyond_float16_raises_on_every_rank(ranks_per_node):
     """Every rank's values and every node's sum are finite; that of all is not."""

@@ -126,6 +126,12 @@ def test_nobody_passes_a_barrier_before_all_have_come():
             lambda me: (me.alltoall if me.rank else me.allgather)("x", np.ones(2)),
             ["operation", "alltoall", "allgather"],
         ),
+        (
+            lambda me: (me.allreduce if me.rank else me.allgather)(
+                "x", np.ones((2,) * (1 - me.rank))
+            ),
+            ["operation", "allreduce", "allgather"],
+        ),
     ],
 )
 def test_disagreement_of_any_kind_raises_on_every_rank_with_both_values(call, said):

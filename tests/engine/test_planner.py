@@ -165,8 +165,15 @@ def test_a_code_without_a_choice_has_no_open_bits():
     assert "no choice of bits" in str(error)
 
 
-@pytest.mark.parametrize("now", [True, False])
-@pytest.mark.parametrize("planner", ["off", "advise"])
+@pytest.mark.parametrize(
+    ("planner", "now"),
+    [
+        ("off", True),
+        ("advise", False),
+        pytest.param("off", False, marks=pytest.mark.full),
+        pytest.param("advise", True, marks=pytest.mark.full),
+    ],
+)
 def test_the_machine_is_measured_when_a_code_is_first_asked_for(planner, now):
     """And only then: once, on all ranks, and its bytes are not the program's."""
     measured = []

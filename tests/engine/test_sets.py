@@ -138,6 +138,17 @@ def test_different_sets_raise_on_every_rank_with_both():
         assert "[0, 2]" in str(error)
 
 
+def test_a_set_is_removed_once():
+    def program(me):
+        ours = number(me.add_process_set([0, 1]))
+        first, second = me.remove_process_set(ours), me.remove_process_set(ours)
+        return number(first) == ours, error_of(second), error_of(me.allreduce("x", np.ones(2)))
+
+    for removed, error, after in on_ranks(3, program):
+        assert removed and after is None
+        assert isinstance(error, UsageError) and "was removed already" in str(error)
+
+
 def test_a_removed_set_is_gone_and_its_waiting_operations_fail():
     def program(me):
         ours = number(me.add_process_set([0, 1]))
@@ -294,6 +305,27 @@ def test_ranks_that_group_tensors_differently_fail_and_go_on(grouping):
         return [error_of(h) for h in [me.allreduce(n, np.ones(2), **alike) for n in ("t0", "t1")]]
 
     assert on_ranks(2, program) == [[None, None]] * 2
+
+
+@pytest.mark.parametrize("grouping_rank", (0, 1))
+def test_after_a_group_that_one_rank_did_not_form_each_step_has_its_own_values(grouping_rank):
+    def program(me):
+        def step(number, grouped=True, meet=lambda: None):
+            values = [np.full(2, 10.0 * number + me.rank) for _ in range(2)]
+            group = {"group": "g", "group_size": 2} if grouped else {}
+            handles = [me.allreduce(f"t{i}", x, **group) for i, x in enumerate(values)]
+            meet()
+            return [error_of(handle) for handle in handles], [x[0] for x in values]
+
+        errors, _ = step(0, grouped=me.rank == grouping_rank)
+        assert all("has group" in str(error) for error in errors), errors
+        come = me.barrier("rank 1 has begun the next step").wait
+        if me.rank == 0:
+            come()
+        return [step(1, meet=come if me.rank else lambda: None), step(2)]
+
+    right = [([None, None], [21.0, 21.0]), ([None, None], [41.0, 41.0])]
+    assert on_ranks(2, program) == [right, right]
 
 
 def test_members_that_only_some_ranks_have_fail_the_group():

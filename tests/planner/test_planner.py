@@ -313,7 +313,15 @@ def facts(m):
     return (m.ranks, m.ranks_per_node, m.exact, m.coded, *times, m.codecs, m.observed)
 
 
-@pytest.mark.parametrize(("ranks", "per_node"), [(1, 1), (2, 1), (3, 3), (4, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "per_node"),
+    [
+        (1, 1),
+        pytest.param(2, 1, marks=pytest.mark.full),
+        pytest.param(3, 3, marks=pytest.mark.full),
+        (4, 2),
+    ],
+)
 def test_every_rank_measures_the_same_positive_machine(ranks, per_node):
     specs = [SPECS[8], _core.CodecSpec(bits=4, bucket_size=192)]
     first, *others = measure(ranks, per_node, specs)

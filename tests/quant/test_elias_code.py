@@ -203,3 +203,12 @@ def test_shards_of_nodes_are_told_the_bits_that_were_used(ranks_per_node):
     results = on_ranks(6, program, ranks_per_node=ranks_per_node)
     assert len({x for x, _ in results}) == 1
     assert all(1 < bits < 4 for _, bits in results)
+
+
+@pytest.mark.parametrize("bits", [2, 5, 8])
+def test_the_largest_floats_stay_finite(bits):
+    x = gradient(3, 512)
+    x[0] = np.finfo(np.float32).max
+    decoded = _core.decode(_core.encode(x, spec=spec_of(bits)), count=x.size, spec=spec_of(bits))
+    assert np.isfinite(decoded).all()
+    assert decoded[0] > 1e38
