@@ -32,8 +32,8 @@ _CHANGE_LATER = (
 )
 
 
-_DROPPED: list[tuple[weakref.ref[basics.Context], list[str]]] = []
-"""The job and the names of the operations of each optimizer that was deleted."""
+_DROPPED: list[tuple[weakref.ref[basics.Context], list[str], list[Any]]] = []
+"""The job, the coded operations' names and the hooks of each optimizer that was deleted."""
 
 
 class GradientReducer(Claim):
@@ -68,6 +68,7 @@ class GradientReducer(Claim):
         self.names = name_parameters(owned, named_parameters)
         self.groups = partition(owned, groups)
         self._gradients: dict[int, ParameterGradient] = {}  # of hooked parameters, by their ids
+        self._hooks: list[Any] = []
         self.pending = PendingGradients(passes=passes, start=self._start)
         self.prefix = prefix or gradient_prefix(reduction.process_set)
         self._layouts = Layouts(f"layouts.{self.prefix}", reduction, self._gradients)
@@ -81,10 +82,10 @@ class GradientReducer(Claim):
 
     def _drop(self) -> None:
         super()._drop()
-        if isinstance(self._reduction.compression, Lossy):
-            prefix = f"allreduce.{self.prefix}"
-            names = [prefix + each.name for each in self._gradients.values()]
-            _DROPPED.append((self._job, names))
+        prefix = f"allreduce.{self.prefix}"
+        coded = isinstance(self._reduction.compression, Lossy)
+        names = [prefix + each.name for each in self._gradients.values()] if coded else []
+        _DROPPED.append((self._job, names, self._hooks))
 
     def _owned(self) -> Iterable[torch.Tensor]:
         optimizer: Any = self._optimizer()
@@ -112,7 +113,7 @@ class GradientReducer(Claim):
         name = self.names.setdefault(parameter, f"added.{len(self.names)}")
         self._gradients[id(parameter)] = ParameterGradient(parameter, name)
         register: Any = parameter.register_post_accumulate_grad_hook
-        register(_hook(weakref.ref(self)))
+        self._hooks.append(register(_hook(weakref.ref(self))))
 
     def _hooked(self, parameters: Iterable[torch.Tensor]) -> list[ParameterGradient]:
         """Return the state of the parameters that currently require a gradient."""
@@ -277,13 +278,15 @@ class GradientReducer(Claim):
 
 
 def _forget_dropped() -> None:
-    """Free the residuals of deleted optimizers: no later one has their names.
+    """Free residuals and hooks of deleted optimizers: no later one has their names.
 
     Called by the next optimizer, because the garbage collector may run at any time.
     """
     while _DROPPED:
-        job, names = _DROPPED.pop()
-        if job() is basics.context():
+        job, names, hooks = _DROPPED.pop()
+        for hook in hooks:
+            hook.remove()
+        if names and job() is basics.context():
             basics.context().engine.forget_owed(names)
 
 

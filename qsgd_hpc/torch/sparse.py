@@ -47,7 +47,8 @@ class Layouts:
         unknown = [each for each in gradients if each.sparse_dim is None]
         if not unknown:
             return
-        seen = torch.tensor([_layout(each.parameter.grad) for each in unknown])
+        layouts = [_layout(each.parameter.grad) for each in unknown]
+        seen = torch.tensor(layouts, device="cpu")  # whatever torch.set_default_device says
         ops.allreduce(
             buffer := ops.Buffer(seen.data_ptr(), seen.shape, "int64", seen),
             buffer,

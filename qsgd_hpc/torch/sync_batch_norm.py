@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -60,6 +61,7 @@ class SyncBatchNorm(_BatchNorm):
                 f"which has {input.shape[1]} channels"
             )
 
+    @_disable_dynamo  # it would trace the collectives, once for each name
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the input, normalised: mean 0 and variance 1 in each channel, then affine."""
         self._check_input_dim(input)

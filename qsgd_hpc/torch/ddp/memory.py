@@ -17,6 +17,7 @@ from qsgd_hpc.torch._groups import HOST
 __all__ = ["Memory", "Slot"]
 
 Saved = dict[str, dict[str, Any]]
+_RESIDUALS = ("residual", "owner_residual", "owed")
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Slot:
 
     def residuals(self) -> list[torch.Tensor]:
         """Return the existing residuals."""
-        return [r for r in (self.residual, self.owner_residual) if r is not None]
+        return [getattr(self, name) for name in _RESIDUALS if getattr(self, name) is not None]
 
 
 class Memory:
@@ -121,6 +122,9 @@ class Memory:
         for slot in self._slots.values():
             for residual in slot.residuals():
                 residual.mul_(factor)
+        for saved in self._saved.values():
+            for name in saved.keys() & set(_RESIDUALS):
+                saved[name].mul_(factor)
 
     def state_dict(self) -> Saved:
         """Return this rank's copies by name, on the host."""
@@ -128,7 +132,7 @@ class Memory:
         for slot in self._slots.values():
             state[slot.name] = {"steps": slot.steps} | {
                 field: value.to("cpu", copy=True)
-                for field in ("residual", "owner_residual", "owed")
+                for field in _RESIDUALS
                 if (value := getattr(slot, field)) is not None
             }
         return state
@@ -179,9 +183,9 @@ def _kept(
     slot: Slot, residual: torch.Tensor | None, count: int, device: torch.device
 ) -> torch.Tensor:
     if residual is None:
-        return torch.zeros(count, device=device)
+        return torch.zeros(count, dtype=torch.float32, device=device)
     if residual.numel() == count:
-        return residual.to(device)
+        return residual.to(device, torch.float32)
     raise UsageError(
         f"parameter {slot.name!r}: the loaded state has a residual of {residual.numel()} "
         f"elements, {count} are needed. Load on each rank the state_dict() of the same rank, "

@@ -11,6 +11,7 @@ import torch
 from qsgd_hpc import _core
 from qsgd_hpc._core import Coding
 from qsgd_hpc.compression import Lossy
+from qsgd_hpc.torch._groups import HOST
 from qsgd_hpc.torch.ddp.memory import Memory, Slot
 from qsgd_hpc.torch.ops._tensors import name_of
 
@@ -134,9 +135,9 @@ def _wave(coder: _core.BucketCoder, index: int, place: Place) -> Wave:
     sizes = [coder.bytes(index, owner) for owner in range(place.size)]
     others = [rank for rank in range(place.size) if rank != place.rank]
     own, stride = sizes[place.rank], max(sizes)
-    sent = torch.zeros(sum(sizes) - own, dtype=torch.uint8)
-    received = torch.zeros(own * len(others), dtype=torch.uint8)
-    results = torch.zeros(stride * place.size, dtype=torch.uint8)
+    sent = torch.zeros(sum(sizes) - own, dtype=torch.uint8, device=HOST)
+    received = torch.zeros(own * len(others), dtype=torch.uint8, device=HOST)
+    results = torch.zeros(stride * place.size, dtype=torch.uint8, device=HOST)
     return Wave(
         index,
         sent,

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from qsgd_hpc.torch._groups import HOST
+
 __all__ = ["InPlace", "PinnedCopy", "future_for", "staged"]
 
 
@@ -68,7 +70,7 @@ def staged(bucket: torch.Tensor, pinned: dict[torch.Size, Any]) -> InPlace | Pin
     if bucket.is_cpu:
         return InPlace(bucket)
     if bucket.shape not in pinned:
-        host = torch.empty(bucket.shape, dtype=bucket.dtype, pin_memory=True)
+        host = torch.empty(bucket.shape, dtype=bucket.dtype, device=HOST, pin_memory=True)
         streams = torch.get_device_module(bucket.device)
         pinned[bucket.shape] = (host, streams.Stream(bucket.device))
     return PinnedCopy(bucket, *pinned[bucket.shape])

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from qsgd_hpc import _core
+from qsgd_hpc.torch._groups import HOST
 from qsgd_hpc.torch._kernels import by_code, stream_of, uploaded
 from qsgd_hpc.torch.fsdp.pieces import Piece, message_bytes
 from qsgd_hpc.torch.ops._tensors import name_of
@@ -103,7 +104,7 @@ class HostCoder:
     ) -> None:
         """See :meth:`Coder.sum`."""
         for piece, spec in self._pieces:
-            total = torch.zeros(piece.count)
+            total = torch.zeros(piece.count, dtype=torch.float32, device=HOST)
             for rank, message in enumerate(messages):
                 if rank == own_rank:
                     total += own[piece.elements].float()

@@ -50,7 +50,8 @@ def sparse_allreduce_async(
         total = entries.coalesce()
         return total / len(shapes) if op is Average else total
 
-    shape = torch.tensor([tensor.shape])  # on the host: reading it does not wait for a device
+    # Reading it does not wait for a device.
+    shape = torch.tensor([tensor.shape], device="cpu")
     return gather.start([mine.indices().t(), mine.values(), shape]).then(merged)
 
 

@@ -74,7 +74,7 @@ class _Tensors(Adapter):
         if not plain.is_cuda:
             return plain.cpu().contiguous()
         # A copy to pinned memory runs at full speed; the host must wait until it is complete.
-        host = torch.empty(plain.shape, dtype=plain.dtype, pin_memory=True)
+        host = torch.empty(plain.shape, dtype=plain.dtype, device="cpu", pin_memory=True)
         host.copy_(plain, non_blocking=True)
         torch.cuda.current_stream(plain.device).synchronize()
         return host
@@ -112,7 +112,8 @@ class _Tensors(Adapter):
         flat = torch.from_numpy(received.data).view(like.dtype)
         view = flat.reshape(received.shape[0], *like.shape[1:])
         # Not a view, because autograd would forbid a script to change a view in place.
-        return torch.empty(0, dtype=like.dtype).set_(view)  # type: ignore[call-overload,no-any-return]
+        empty = torch.empty(0, dtype=like.dtype, device="cpu")
+        return empty.set_(view)  # type: ignore[call-overload,no-any-return]
 
     def delivered(
         self, result: torch.Tensor, like: torch.Tensor, into: torch.Tensor | None = None
