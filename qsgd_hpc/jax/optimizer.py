@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.gradient_reduction import (
     GradientReduction,
     checked_reduction,
@@ -16,6 +17,7 @@ from qsgd_hpc.frameworks.gradient_reduction import (
 from qsgd_hpc.frameworks.grouping import choose_groups
 from qsgd_hpc.frameworks.pending import checked_passes
 from qsgd_hpc.jax.gradients import Groups, reduce_tree
+from qsgd_hpc.jax.ops import allreduce
 from qsgd_hpc.runtime.ops import Adasum, Average, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
@@ -51,7 +53,8 @@ def DistributedOptimizer(
 
     The result is a gradient transformation whose ``update`` can be jitted and chained.
     Its state is the wrapped optimizer's, so checkpoints of both are the same, except for
-    ``backward_passes_per_step`` above 1.
+    ``backward_passes_per_step`` above 1. If ``update`` is passed ``value=``, the loss, as
+    ``optax.contrib.reduce_on_plateau`` requires, the optimizer gets the mean of all ranks' values.
 
     Args:
         optimizer: any optax gradient transformation.
@@ -104,14 +107,37 @@ def _reduced(
     import optax
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        if not reduction.alone:
+            extra = _agreed(extra, prefix, reduction)
         if reduction.op is Adasum:
             updates, state = inner.update(gradients, state, params, **extra)
             return reduce_tree(updates, prefix, reduction, groups), state
         averages = reduce_tree(gradients, prefix, reduction, groups)
+        if "grad" in extra:
+            extra["grad"] = averages
         updates, state = inner.update(averages, state, params, **extra)
         return updates, state
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def _agreed(extra: dict[str, Any], prefix: str, reduction: GradientReduction) -> dict[str, Any]:
+    """Return what an optimizer gets besides gradients, with the mean of the ranks' losses.
+
+    Raises:
+        UsageError: a line search would use the loss of this rank's batch.
+    """
+    if "value_fn" in extra:
+        raise UsageError(
+            "DistributedOptimizer: the line search of this optimizer calls value_fn, which is the "
+            "loss of this rank's batch, so the ranks would take different steps. Average it in "
+            "value_fn with hvd.allreduce and use the optimizer itself, with averaged gradients"
+        )
+    if extra.get("value") is None:
+        return extra
+    value = jnp.asarray(extra["value"])
+    mean = allreduce(value, name=f"value.{prefix}", op=Average, process_set=reduction.process_set)
+    return {**extra, "value": mean}
 
 
 def _accumulated(

@@ -35,6 +35,7 @@ def make_loss_scalers_agree() -> None:
         inner = scaler.inner_optimizer
         if not isinstance(inner, Synchronized) or inner._synchronization.reduction.alone:
             return finite
+        inner._synchronization.used = True
         # Two scalers of one step may ask at the same time.
         names = [name_of(v) for v in inner._trainable_variables[:1]]
         return BACKEND.all_ranks_agree(

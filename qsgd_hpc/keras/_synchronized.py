@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from qsgd_hpc import arrays
@@ -48,6 +49,8 @@ class Synchronization:
         """Whether the ranks have equal values."""
         self.steps = 0
         """Number of reductions; with compiled steps, the number of compilations."""
+        self.used = False
+        """Whether gradients were passed to the optimizer: not all of them lead to a reduction."""
         self._groups = groups
         self._reducer = BACKEND.reducer(reduction, groups)
         self._local = set(local)
@@ -127,11 +130,11 @@ class Synchronization:
         """After training: check that the replicas are equal; collective.
 
         Raises:
-            UsageError: they are not equal, or no gradient was reduced.
+            UsageError: they are not equal, or the optimizer got no gradient.
         """
         if self.reduction.alone or not variables:
             return
-        if not self.steps:
+        if not self.used:
             raise UsageError(
                 "the model was trained without its DistributedOptimizer: no gradient was reduced. "
                 "Let train_step call self.optimizer.apply (or apply_gradients), or reduce the "
@@ -144,11 +147,22 @@ def _times(gradient: Any, factor: float) -> Any:
     return gradient if gradient is None or factor == 1.0 else BACKEND.scaled(gradient, factor)
 
 
-def _is_cleaning_up() -> bool:
-    """Return whether ``fit`` calls this because of an exception, as it does on JAX."""
-    frame = sys._getframe(1)
+def _calling_frame() -> FrameType:
+    """Return the frame, usually of ``fit``, that calls ``finalize_variable_values``."""
+    frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_name == "finalize_variable_values":
         frame = frame.f_back
+    return frame
+
+
+def _has_no_epochs(frame: FrameType) -> bool:
+    """Return whether ``fit`` had nothing to train, as in a job that is resumed at its end."""
+    first, end = frame.f_locals.get("initial_epoch"), frame.f_locals.get("epochs")
+    return isinstance(first, int) and isinstance(end, int) and first >= end
+
+
+def _is_cleaning_up(frame: FrameType) -> bool:
+    """Return whether ``fit`` calls this because of an exception, as it does on JAX."""
     error = sys.exc_info()[1]
     frames = [] if error is None else [at for at, _ in traceback.walk_tb(error.__traceback__)]
     return frame in frames
@@ -166,13 +180,16 @@ class Synchronized(Optimizer):
     def _begin(self: Any, trainable_variables: Any) -> list[Any]:
         given = trainable_variables is not None
         variables = list(trainable_variables if given else self._trainable_variables)
+        self._synchronization.used = True
         self._synchronization.begin(variables, self.variables)
         return variables
 
     def finalize_variable_values(self: Any, var_list: Any) -> None:
         """Finalise the optimizer's variables, then check that the replicas are equal."""
         super().finalize_variable_values(var_list)
-        if not _is_cleaning_up():  # other ranks may be in the middle of a step
+        frame = _calling_frame()
+        # In the first case, other ranks may be in the middle of a step.
+        if not _is_cleaning_up(frame) and not _has_no_epochs(frame):
             self._synchronization.end(list(var_list))
 
 

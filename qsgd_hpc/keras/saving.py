@@ -35,6 +35,8 @@ def load_model(
     if getattr(model, "optimizer", None) is not None:
         _complete(model.optimizer, model.trainable_variables, filepath)
         model.optimizer = DistributedOptimizer(model.optimizer, compression=compression, **options)
+        if keras.backend.backend() == "tensorflow":
+            model.jit_compile = False  # a file has what "auto" meant where it was written
     return model
 
 

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State, run
 from qsgd_hpc.frameworks.parts import Part
-from qsgd_hpc.tensorflow.naming import unwrapped
+from qsgd_hpc.tensorflow.naming import is_shared, unwrapped
 from qsgd_hpc.tensorflow.variables import broadcast_variables
 
 __all__ = ["HostsUpdatedInterrupt", "TensorFlowKerasState", "TensorFlowState", "run"]
@@ -129,4 +129,4 @@ class TensorFlowKerasState(State):
 
     def _variables(self) -> list[Any]:
         own = [] if self.optimizer is None else self.optimizer.variables
-        return [*self.model.variables, *own]
+        return [*filter(is_shared, self.model.variables), *own]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
-from qsgd_hpc.tensorflow.naming import operation_names, unwrapped
+from qsgd_hpc.tensorflow.naming import is_shared, operation_names, unwrapped
 from qsgd_hpc.tensorflow.ops._autograph import without_autograph
 from qsgd_hpc.tensorflow.ops._broadcast import broadcast_all
 
@@ -27,14 +27,15 @@ def broadcast_variables(
 
     Args:
         variables: variables of TensorFlow or Keras, such as ``model.variables`` and
-            ``optimizer.variables``. A model or an optimizer that is not built yet has none.
+            ``optimizer.variables``. A model or an optimizer that is not built yet has none. The
+            states of Keras's random generators, as of Dropout, stay each rank's own.
         root_rank: the rank of the job whose values are copied.
         process_set: the participating ranks; default: all.
         inplace: accepted for compatibility.
     Returns:
         In a TF1 graph, an operation to run; in eager mode, no useful value.
     """
-    chosen = [unwrapped(variable) for variable in variables]
+    chosen = [unwrapped(variable) for variable in variables if is_shared(variable)]
     if not chosen:
         return tf.group()
     number = process_set.process_set_id

@@ -13,7 +13,7 @@ import keras
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 
-__all__ = ["BACKEND", "Backend", "Reducer"]
+__all__ = ["BACKEND", "Backend", "Reducer", "distinct_paths"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,6 +65,12 @@ class Backend(ABC):
     def have_values(self, variables: Sequence[Any]) -> bool:
         """Return whether variables have values that can be read now."""
         return self.eager_values
+
+
+def distinct_paths(variables: Sequence[Any]) -> list[str]:
+    """Return the variables' paths, with numbers if some are equal, as in nested models."""
+    paths = [str(v.path) for v in variables]
+    return paths if len(set(paths)) == len(paths) else [f"{p}.{i}" for i, p in enumerate(paths)]
 
 
 def _choose() -> Backend:

@@ -12,7 +12,7 @@ from qsgd_hpc.frameworks.shared_names import warn_of_shared_residual
 from qsgd_hpc.jax.compression import Compression
 from qsgd_hpc.jax.gradients import reduce_tree
 from qsgd_hpc.jax.ops import allreduce
-from qsgd_hpc.keras._backend import Backend, Reducer
+from qsgd_hpc.keras._backend import Backend, Reducer, distinct_paths
 from qsgd_hpc.runtime.ops import Min
 
 __all__ = ["BACKEND"]
@@ -27,12 +27,7 @@ class _Jax(Backend):
         named = groups if isinstance(groups, int) else [[v.path for v in group] for group in groups]
 
         def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-            paths = [v.path for v in variables]
-            names = (
-                paths
-                if len(set(paths)) == len(paths)
-                else [f"{p}.{i}" for i, p in enumerate(paths)]
-            )
+            names = distinct_paths(variables)
             for name, v in zip(names, variables, strict=True):
                 coding = reduction.coding(name, v.shape, v.dtype)
                 warn_of_shared_residual(name, v, coding, reduction.process_set)

@@ -13,7 +13,7 @@ from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 from qsgd_hpc.frameworks.grouping import partition
 from qsgd_hpc.frameworks.pending import wait_for_all
 from qsgd_hpc.frameworks.shared_names import warn_of_shared_residual
-from qsgd_hpc.keras._backend import Backend, F, Reducer
+from qsgd_hpc.keras._backend import Backend, F, Reducer, distinct_paths
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.torch.compression import Compression
 from qsgd_hpc.torch.ops import allreduce
@@ -31,12 +31,12 @@ class _Torch(Backend):
         prepared: dict[tuple[str, torch.Size, torch.dtype], GradientAllreduce] = {}
         job: Any = lambda: None  # noqa: E731
 
-        def allreduce_of(v: Any, gradient: torch.Tensor) -> GradientAllreduce:
-            key = v.path, gradient.shape, gradient.dtype
+        def allreduce_of(name: str, v: Any, gradient: torch.Tensor) -> GradientAllreduce:
+            key = name, gradient.shape, gradient.dtype
             made = prepared.get(key)
             if made is None:
-                made = prepared[key] = GradientAllreduce(f"gradient.{v.path}", *key, reduction)
-            warn_of_shared_residual(v.path, v, made.coding, reduction.process_set)
+                made = prepared[key] = GradientAllreduce(f"gradient.{name}", *key, reduction)
+            warn_of_shared_residual(name, v, made.coding, reduction.process_set)
             return made
 
         def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -49,11 +49,13 @@ class _Torch(Backend):
                 job = weakref.ref(basics.context())
                 prepared.clear()
             places = {id(v): i for i, v in enumerate(variables)}
+            names = distinct_paths(variables)
             handles = []
-            for group, members in _calls(variables, groups):
-                for v in members:
-                    gradient = given[places[id(v)]]
-                    handles.append(allreduce_of(v, gradient).start(gradient, group))
+            for grouped, members in _calls(variables, groups):
+                at = [places[id(v)] for v in members]
+                group = ops.Group(f"group.{names[at[0]]}", len(at)) if grouped else None
+                for i, v in zip(at, members, strict=True):
+                    handles.append(allreduce_of(names[i], v, given[i]).start(given[i], group))
             nonfinite = wait_for_all(handles)
             if nonfinite is not None:
                 raise nonfinite
@@ -74,18 +76,17 @@ class _Torch(Backend):
         return allreduce(mine, name=name, op=ops.Min, process_set=reduction.process_set).bool()
 
 
-def _calls(
-    variables: Sequence[Any], groups: Any
-) -> Iterator[tuple[ops.Group | None, Sequence[Any]]]:
+def _calls(variables: Sequence[Any], groups: Any) -> Iterator[tuple[bool, Sequence[Any]]]:
+    """Yield the variables of each call, and whether they form a group."""
     known = {id(v) for v in variables}
     chosen = groups
     if not isinstance(groups, int):
         chosen = [[v for v in group if id(v) in known] for group in groups]
     grouped = partition(variables, chosen)
     for members in grouped:
-        yield ops.Group(f"group.{members[0].path}", len(members)), members
+        yield True, members
     taken = {id(v) for members in grouped for v in members}
-    yield None, [v for v in variables if id(v) not in taken]
+    yield False, [v for v in variables if id(v) not in taken]
 
 
 BACKEND = _Torch()
