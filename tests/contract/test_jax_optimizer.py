@@ -111,6 +111,25 @@ def test_compressed_gradients_keep_replicas_identical_and_send_less():
     assert_close(halved, exact, atol=5e-3)
 
 
+@needs_ranks(2)
+def test_what_depends_on_the_loss_is_decided_by_all_ranks_losses():
+    plateau = optax.contrib.reduce_on_plateau(patience=1, rtol=1e-2, factor=0.7)
+    optimizer = hvd.DistributedOptimizer(optax.chain(optax.sgd(0.05), plateau))
+    params = parameters()
+    state = optimizer.init(params)
+    for i in range(6):
+        value = jnp.float32(1.0 + (i if hvd.rank() == 0 else -i))  # worse here, better there
+        gradients = jax.grad(loss)(params, *batch([hvd.rank()], i))
+        updates, state = optimizer.update(gradients, state, params, value=value)
+        params = optax.apply_updates(params, updates)
+    assert_replicas_are_identical((params, state))
+    search = hvd.DistributedOptimizer(optax.lbfgs())
+    with pytest.raises(ValueError, match="line search"):
+        search.update(
+            params, search.init(params), params, value=value, grad=params, value_fn=lambda p: value
+        )
+
+
 def test_backward_passes_add_up_before_one_reduction():
     optimizer = hvd.DistributedOptimizer(optax.sgd(0.1), backward_passes_per_step=2)
     before = hvd.communication_stats()["allreduces"]

@@ -47,6 +47,19 @@ def kernel(state):
     return state.model.layers[0].kernel.numpy()
 
 
+@needs_ranks(2)
+@pytest.mark.parametrize("way", ["broadcast_variables", "sync"])
+def test_each_rank_keeps_its_own_dropout(way):
+    tf.keras.utils.set_random_seed(hvd.rank())
+    model = tf.keras.Sequential([tf.keras.layers.Input((64,)), tf.keras.layers.Dropout(0.5)])
+    if way == "sync":
+        hvd.elastic.TensorFlowKerasState(model, tf.keras.optimizers.SGD(0.5)).sync()
+    else:
+        hvd.broadcast_variables(model.variables, root_rank=0)
+    masks = hvd.allgather(model(tf.ones((1, 64)), training=True))
+    assert not np.array_equal(masks[0], masks[1])
+
+
 def test_restore_returns_model_and_optimizer_to_the_last_commit():
     state = keras_state(batch=0)
     state.sync()

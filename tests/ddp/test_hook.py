@@ -130,6 +130,53 @@ def test_infinity_on_one_rank_skips_the_step_on_all_and_leaves_residuals_finite(
         assert finite
 
 
+def residuals_of(group: dist.ProcessGroup, default: str) -> tuple[set[torch.dtype], float, float]:
+    torch.set_default_dtype(getattr(torch, default))
+    try:
+        model, state = wrapped(group)
+        for _ in range(5):
+            model.zero_grad()
+            model(batch(group.rank(), 0)).square().mean().backward()
+        slots = state._memory._slots.values()
+        kept = [r for slot in slots for r in slot.residuals()]
+        owed = torch.cat([r.double().flatten() for r in kept]).norm()
+        return {r.dtype for r in kept}, float(owed), float(gradient(model).double().norm())
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("default", ["float64", "bfloat16"])
+def test_residuals_are_float32_whatever_the_default_type(ranks: Ranks, default: str) -> None:
+    for dtypes, owed, size in ranks.run(residuals_of, default, size=2):
+        assert dtypes == {torch.float32}
+        assert 1e-3 * size < owed < size
+
+
+def first_gradient(group: dist.ProcessGroup, resumed_scale: float) -> float:
+    """Return the relative error of the first gradient after a checkpoint is loaded."""
+
+    def backward(model: nn.Module, scaler: torch.amp.GradScaler) -> torch.Tensor:
+        model.zero_grad()
+        scaler.scale(model(batch(group.rank(), 0)).square().mean()).backward()
+        return gradient(model).double() / scaler.get_scale()
+
+    scaler = torch.amp.GradScaler(here().type, init_scale=2.0**20)
+    model, state = wrapped(group, scaler=scaler)
+    for _ in range(5):
+        backward(model, scaler)
+    saved = state.state_dict()
+    later = torch.amp.GradScaler(here().type, init_scale=resumed_scale)
+    model, state = wrapped(group, scaler=later)
+    state.load_state_dict(saved)
+    exact = exact_mean(group, 0)
+    return float((backward(model, later) - exact).norm() / exact.norm())
+
+
+def test_a_loaded_state_follows_the_scale_of_another_scaler(ranks: Ranks) -> None:
+    (same, _), (other, _) = (ranks.run(first_gradient, 2.0**n, size=2) for n in (20, 10))
+    assert other == pytest.approx(same, rel=1e-3)
+
+
 def sparse_embedding(group: dist.ProcessGroup) -> torch.Tensor:
     torch.manual_seed(0)
     table = nn.Embedding(50, 40, sparse=True).to(here())

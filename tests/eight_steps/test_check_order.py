@@ -27,6 +27,30 @@ def rules(text: str) -> list[str]:
     return [each.rule.id for each in check(script(text))]
 
 
+def test_one_function_may_train_on_shards_and_validate_on_all_data():
+    text = """
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+hvd.init()
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+def epoch(loader, optimizer=None):
+    for x, y in loader:
+        loss = loss_of(model(x), y)
+        if optimizer is not None:
+            loss.backward()
+            optimizer.step()
+
+sampler = DistributedSampler(data, hvd.size(), hvd.rank())
+epoch(DataLoader(data, sampler=sampler), optimizer)
+epoch(DataLoader(tests))
+"""
+    assert "QH301" not in rules(text)
+    assert "QH301" in rules(text.replace("sampler=sampler", "shuffle=True"))
+
+
 @pytest.mark.parametrize(
     ("test", "expected"),
     [

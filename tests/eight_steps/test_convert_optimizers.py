@@ -74,6 +74,29 @@ def test_state_is_broadcast_behind_a_checkpoint_that_is_loaded():
     assert after.index("hvd.DistributedOptimizer(") < after.index("load_state_dict(torch.load")
 
 
+def test_what_was_best_is_loaded_when_rank_0_has_saved_it_and_broadcasts_nothing():
+    text = torch_script()
+    text += "    torch.save(model.state_dict(), 'b.pt')\n"
+    text += "model.load_state_dict(torch.load('b.pt'))\n"
+    after = done(text).after
+    assert after.index("hvd.broadcast_parameters(") < after.index("\nfor ")
+    assert "\nhvd.barrier()  # until rank 0 has written the file\nmodel.load_state_dict(" in after
+
+
+def test_parts_of_a_batch_are_reduced_once_for_a_step():
+    parts = """
+    for part in range({count}):
+        loss = torch.nn.functional.cross_entropy(model(x[part]), y[part])
+        loss.backward()
+    optimizer.step()
+"""
+    head = torch_script().partition("    for ")[0].replace("seed(0)", "seed(0)\nparts = 4")
+    made = done(head + parts.format(count="parts"))
+    assert "backward_passes_per_step=parts" in made.after
+    made = done(head + parts.format(count="len(x)").replace("range(len(x))", "x"))
+    assert any("backward_passes_per_step" in note.text for note in made.to_decide)
+
+
 def test_optimizers_of_two_branches_are_wrapped_once():
     text = torch_script().replace(
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",

@@ -134,6 +134,48 @@ def test_a_model_that_changes_its_variables_by_itself_raises():
         fit(model)
 
 
+def test_a_job_that_is_resumed_at_its_end_trains_nothing():
+    model = compiled(of(keras.optimizers.SGD(0.1)), seed=hvd.rank())
+    before = flat(model.get_weights())
+    fit(model, epochs=3, initial_epoch=3)
+    assert np.array_equal(flat(model.get_weights()), before)
+
+
+def test_passes_that_end_before_a_reduction_are_no_error():
+    fit(compiled(of(keras.optimizers.SGD(0.1), backward_passes_per_step=1000)))
+
+
+@several_ranks
+def test_layers_of_equal_names_in_nested_models_train_as_in_one_process():
+    def ensemble():
+        def member(name):
+            x = keras.Input((4,))
+            return keras.Model(x, keras.layers.Dense(1, name="out")(x), name=name)
+
+        keras.utils.set_random_seed(0)
+        x = keras.Input((4,))
+        return keras.Model(x, keras.layers.Add()([member("first")(x), member("second")(x)]))
+
+    def trained(optimizer, ranks):
+        model = ensemble()
+        model.compile(optimizer, "mse")
+        data = np.concatenate([np.random.default_rng(r).standard_normal((8, 4)) for r in ranks])
+        model.fit(data, data.sum(1, keepdims=True), batch_size=len(data), epochs=2, verbose=0)
+        return flat(model.get_weights())
+
+    alone = trained(keras.optimizers.SGD(0.1), range(hvd.size()))
+    assert np.allclose(trained(of(keras.optimizers.SGD(0.1)), [hvd.rank()]), alone, atol=1e-5)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="XLA cannot wait for ranks on TensorFlow only")
+def test_a_model_that_was_saved_with_xla_is_loaded_without(tmp_path):
+    model = compiled(keras.optimizers.SGD(0.1), jit_compile=True)
+    model.save(tmp_path / "model.keras")
+    loaded = hvd.load_model(tmp_path / "model.keras")
+    assert not loaded.jit_compile
+    fit(loaded)
+
+
 @several_ranks
 def test_replicas_that_come_apart_raise_and_name_variable_and_rank():
     model = compiled(of(keras.optimizers.SGD(0.1)))

@@ -52,6 +52,18 @@ def test_another_definition_is_refused_with_its_differences(tmp_path):
     assert folder.study() == study()
 
 
+def test_a_definition_with_which_all_points_failed_may_be_replaced(tmp_path):
+    other, bad = study(nodes=(1, 4)), attempt(Point(CASE, 1, 1, 32, 1), speed=1.0, ranks=3)
+    folder = written(tmp_path, study(), [bad])
+    with folder.locked(), pytest.raises(UsageError, match="another qsgd-hpc scale"):
+        folder.create(other)
+    folder.create(other)
+    assert folder.study() == other
+    folder.append(attempt(Point(CASE, 1, 1, 32, 1), speed=2.0, number=2))
+    with pytest.raises(UsageError, match="another definition"):
+        folder.create(study())
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     blocker = tmp_path / "file"
     blocker.touch()

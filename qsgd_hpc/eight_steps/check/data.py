@@ -66,10 +66,12 @@ def is_sharded(facts: Facts, *nodes: cst.CSTNode) -> bool:
 def check_loaders(facts: Facts) -> Iterator[Finding]:
     script = facts.script
     trained = trained_on(facts).calls
-    for call in script.calls:
-        if facts.called[call] not in LOADERS or call not in trained:
-            continue
-        if not is_sharded(facts, call):
+    loaders = [c for c in script.calls if facts.called[c] in LOADERS and c in trained]
+    sharded = [call for call in loaders if is_sharded(facts, call)]
+    for call in loaders:
+        if call not in sharded:
+            if sharded:
+                continue  # one function trains and validates, and gets the loaders of both
             reason = "every rank trains on all of it"
             yield facts.finding("QH301", call, reason, edits=loader_edits(facts, call), absent=True)
         elif unequal(facts, call):

@@ -21,7 +21,7 @@ SAVES = re.compile(
     r"|^tensorflow\.(compat\.v1\.)?train\.(Checkpoint|CheckpointManager|Saver)\(\)\.(save|write)$"
     rf"|^{KERAS}(src\.)?(models\.)?(Sequential|Model|save_model)(\(\)\.(save|save_weights|export))?$"
     rf"|^{KERAS}applications\.[\w.]+\(\)\.(save|save_weights|export)$"
-    rf"|^{KERAS}(src\.)?callbacks\.(ModelCheckpoint|BackupAndRestore)$"
+    rf"|^{KERAS}(src\.)?callbacks\.ModelCheckpoint$"
 )
 LOGS = re.compile(
     r"(^|\.)SummaryWriter$"

@@ -92,7 +92,9 @@ def position_of(script: Script, node: cst.CSTNode, body: Sequence[cst.CSTNode]) 
     return next((i for i, each in enumerate(body) if any(each is a for a in around)), -1)
 
 
-def last_with_call(script: Script, first: cst.CSTNode, suffix: str) -> cst.CSTNode:
+def last_with_call(
+    script: Script, first: cst.CSTNode, suffix: str, until: Iterable[cst.CSTNode] = ()
+) -> cst.CSTNode:
     """Return the last statement of a block with a call of this name; ``first`` if none follows it.
 
     Loops are passed over: the training loop may restore a state, too.
@@ -101,13 +103,16 @@ def last_with_call(script: Script, first: cst.CSTNode, suffix: str) -> cst.CSTNo
         script: the script.
         first: a statement; those before it are not searched.
         suffix: the end of the called name.
+        until: nodes that train; statements behind the first of them are not searched.
     """
     body = body_of(script, first)
     last = position_of(script, first, body)
+    training = (position_of(script, node, body) for node in until)
+    end = min((index for index in training if index > last), default=len(body))
     for call in script.calls:
         if script.called(call).endswith(suffix):
             index = position_of(script, call, body)
-            if index > last and not isinstance(body[index], cst.For | cst.While):
+            if last < index < end and not isinstance(body[index], cst.For | cst.While):
                 last = index
     return body[last] if last >= 0 else first
 

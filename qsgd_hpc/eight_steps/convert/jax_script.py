@@ -165,9 +165,5 @@ def _broadcast(plan: Plan, made: Sequence[cst.Call], outer: cst.CSTNode) -> None
 
 def _open(plan: Plan) -> None:
     script = plan.script
-    pin = [
-        'if "CUDA_VISIBLE_DEVICES" not in os.environ:',
-        '    os.environ["CUDA_VISIBLE_DEVICES"] = str(hvd.local_rank())',
-    ]
     more = [] if name_of_module(script, "os") else ["import os"]
-    opening.open_script(plan, "qsgd_hpc.jax", more, pin)
+    opening.open_script(plan, "qsgd_hpc.jax", more, opening.PIN_BY_ENVIRONMENT)

@@ -200,7 +200,7 @@ def reseed(plan: Plan) -> None:
 
 
 WRITERS = re.compile(
-    r"\.callbacks\.(ModelCheckpoint|CSVLogger|TensorBoard|BackupAndRestore|RemoteMonitor"
+    r"\.callbacks\.(ModelCheckpoint|CSVLogger|TensorBoard|RemoteMonitor"
     r"|SwapEMAWeights)$|^(wandb|mlflow|tqdm)\."
 )
 TEXTS = (
@@ -245,6 +245,21 @@ def _add_callbacks(plan: Plan, fit: cst.Call, warm_up: str) -> None:
             plan.wrap(given, f"[{', '.join(ours)}, *(", ")]")
             plan.todo(fit, "only rank 0 may have callbacks that write files.")
         _appended(plan, given)
+    for call in plan.script.calls:
+        if plan.script.called(call).endswith(".callbacks.BackupAndRestore"):
+            _back_up_each(plan, call)
+
+
+def _back_up_each(plan: Plan, call: cst.Call) -> None:
+    """Give each rank its own folder: every rank must restore the epoch."""
+    folder = argument_node(call, "backup_dir", 0)
+    if folder is None or "hvd.rank()" in plan.script.code(folder):
+        return
+    text = "Every rank restores its weights and its epoch from a folder of its own."
+    plan.before(call, *plan.comment(7, text, call, once=True))
+    literal = isinstance(folder, cst.SimpleString)
+    path = plan.script.code(folder) if literal else _atom(plan.script, folder)
+    plan.replace(folder, f'{path} + f"/rank{{hvd.rank()}}"')
 
 
 def _explain(plan: Plan, at: cst.CSTNode, texts: Sequence[tuple[int, str]]) -> None:

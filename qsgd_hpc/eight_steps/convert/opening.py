@@ -11,12 +11,19 @@ from qsgd_hpc.eight_steps.convert.calls import find, name_of_module
 from qsgd_hpc.eight_steps.convert.plan import Edit, Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted
 
-__all__ = ["import_line", "numpy_seeds", "open_script", "unlike_ranks"]
+__all__ = ["PIN_BY_ENVIRONMENT", "import_line", "numpy_seeds", "open_script", "unlike_ranks"]
 
 NUMPY = re.compile(
     r"^numpy\.random\.(rand|randn|randint|random|normal|uniform|permutation|shuffle|choice"
     r"|standard_normal|random_sample)$"
 )
+PIN_BY_ENVIRONMENT = (
+    # A job's variable names all GPUs of the node, or the rank's only one.
+    'gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")',
+    "gpu = gpus[hvd.local_rank() % len(gpus)] or str(hvd.local_rank())",
+    'os.environ["CUDA_VISIBLE_DEVICES"] = gpu',
+)
+"""Lines that choose a rank's GPU, before JAX looks for its devices."""
 # Calls that may stand between the imports at the top of a script, because they only prepare them.
 PREPARING = re.compile(r"^(os|sys|warnings|logging|matplotlib|pathlib|site)(\.|$)")
 

@@ -8,6 +8,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.calls import name_of_module
 from qsgd_hpc.eight_steps.convert.loops import sources
+from qsgd_hpc.eight_steps.convert.opening import PIN_BY_ENVIRONMENT
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted
 
@@ -146,4 +147,8 @@ def pin_lines(script: Script) -> list[str]:
         "",
         "    if torch.cuda.is_available():",
         "        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())",
+        "else:",
+        "    import os",
+        "",
+        *(f"    {line}" for line in PIN_BY_ENVIRONMENT),
     ]

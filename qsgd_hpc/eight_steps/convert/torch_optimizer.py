@@ -13,17 +13,18 @@ from qsgd_hpc.eight_steps.convert.calls import (
     inside,
     last_with_call,
     names_in,
+    position_of,
     short_name,
     target_of,
     walk,
 )  # fmt: skip
-from qsgd_hpc.eight_steps.convert.loops import TrainLoop
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, calls_of, iterable, reaching
 from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import WIDTH, Plan
 from qsgd_hpc.eight_steps.convert.rates import LINEAR, TORCH_RATES, Steps, scale, torch_rates
 from qsgd_hpc.eight_steps.reading import Script, dotted
 
-__all__ = ["distribute_optimizers", "optimizers"]
+__all__ = ["distribute_optimizers", "optimizers", "wait_for_files"]
 
 OPTIMIZER = re.compile(r"^torch\.optim\.([a-z]\w*\.)*[A-Z]\w*$")
 
@@ -100,7 +101,7 @@ def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) 
         text = "Each step uses the mean of all ranks' gradients."
         plan.after(each.statement, *plan.comment(5, text, each.statement), *wrap)
         warm_up(plan, each.target, each.statement, steps, len(found) == 1)
-        _broadcast(plan, each, names)
+        _broadcast(plan, each, names, loops)
     if len(found) > 1:
         plan.todo(
             found[0].statement,
@@ -150,7 +151,15 @@ def _passes(plan: Plan, loops: Sequence[TrainLoop], each: Made) -> str:
             either = any(script.exclusive(c, other) for other in backward)
             if script.called(c).endswith(".backward") and not either:
                 backward.append(c)
-        if len(backward) > len([c for c in steps if inside(script, c, loop.loop)]) > 0:
+        inner = [c for c in steps if inside(script, c, loop.loop)]
+        outer = [c for c in steps if loop.epochs is not None and inside(script, c, loop.epochs)]
+        if backward and outer and not inner:  # a loop over parts of a batch
+            count = iterable(script, loop.loop)
+            if isinstance(count, cst.Call) and script.called(count) == "range":
+                node = count.args[0].value
+                if len(count.args) == 1 and _is_known(plan, node, each):
+                    return f", backward_passes_per_step={script.code(node)}"
+        if len(backward) > len(inner) and (inner or outer):
             plan.todo(loop.loop, "several backward() per step: pass backward_passes_per_step=.")
     for call in steps:
         for branch in script.branches(call):
@@ -158,12 +167,18 @@ def _passes(plan: Plan, loops: Sequence[TrainLoop], each: Made) -> str:
                 if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Modulo):
                     plan.todo(call, "an epoch's batches must be a multiple of the passes per step.")
                     text = script.code(node.right)
-                    names = frozenset(n for n in names_in(node.right) if "." not in n)
-                    if Steps(((text, names),)).at(plan, each.statement, later=False)[0] is None:
+                    if not _is_known(plan, node.right, each):
                         text = "1"
                         plan.todo(each.statement, "pass the number of backward passes per step.")
                     return f", backward_passes_per_step={text}"
     return ""
+
+
+def _is_known(plan: Plan, node: cst.BaseExpression, each: Made) -> bool:
+    """Return whether an expression has its value where an optimizer is made."""
+    names = frozenset(n for n in names_in(node) if "." not in n)
+    steps = Steps(((plan.script.code(node), names),))
+    return steps.at(plan, each.statement, later=False)[0] is not None
 
 
 def _is_step(script: Script, call: cst.Call) -> bool:
@@ -175,9 +190,15 @@ def _is_step(script: Script, call: cst.Call) -> bool:
     return bool(OPTIMIZER.match(given.removesuffix("()")))
 
 
-def _broadcast(plan: Plan, each: Made, names: Sequence[str]) -> None:
+def _broadcast(plan: Plan, each: Made, names: Sequence[str], loops: Sequence[TrainLoop]) -> None:
     script = plan.script
-    place = last_with_call(script, each.statement, ".load_state_dict")
+    trains = [
+        call
+        for f in reaching(script, [loop.step for loop in loops])
+        for call in calls_of(script, f)
+    ]
+    training = [*(loop.loop for loop in loops), *trains]
+    place = last_with_call(script, each.statement, ".load_state_dict", training)
     lines = plan.comment(6, "Every rank starts with rank 0's values.", place)
     lines += [f"hvd.broadcast_parameters({name}.state_dict(), root_rank=0)" for name in names]
     lines.append(f"hvd.broadcast_optimizer_state({each.target}, root_rank=0)")
@@ -190,6 +211,37 @@ def _broadcast(plan: Plan, each: Made, names: Sequence[str]) -> None:
     plan.after(place, *lines)
     if not names:
         plan.todo(place, "broadcast the model's parameters from rank 0 before the first step.")
+
+
+def _training(script: Script, loops: Sequence[TrainLoop]) -> list[cst.CSTNode]:
+    """Return the training loops, and the calls of functions that contain or call them."""
+    functions = reaching(script, [loop.step for loop in loops])
+    calls = [call for function in functions for call in calls_of(script, function)]
+    return [*(loop.loop for loop in loops), *calls]
+
+
+def wait_for_files(plan: Plan, loops: Sequence[TrainLoop]) -> None:
+    """Let the ranks load a file behind the training only when rank 0 has written it."""
+    script = plan.script
+    if not any(script.called(call) == "torch.save" for call in script.calls):
+        return
+    training = _training(script, loops)
+    for call in script.calls:
+        if script.called(call).startswith("tempfile."):
+            plan.todo(call, "each rank has another temporary folder; rank 0 writes to its own.")
+        if script.called(call) == "torch.load" and _follows(script, call, training):
+            plan.before(call, "hvd.barrier()  # until rank 0 has written the file")
+
+
+def _follows(script: Script, call: cst.Call, nodes: Sequence[cst.CSTNode]) -> bool:
+    """Return whether a call stands behind one of these nodes in a block that contains both."""
+    for around in script.ancestors(call):
+        body = getattr(around, "body", ())
+        if isinstance(body, Sequence):
+            at = position_of(script, call, body)
+            if any(0 <= position_of(script, node, body) < at for node in nodes):
+                return True
+    return False
 
 
 # Schedulers that set the rate to their own values and would undo a warm-up.

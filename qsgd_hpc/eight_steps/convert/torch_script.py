@@ -21,6 +21,7 @@ from qsgd_hpc.eight_steps.convert.torch_optimizer import (
     distribute_optimizers,
     models,
     optimizers,
+    wait_for_files,
 )
 from qsgd_hpc.eight_steps.reading import Script, dotted, is_optimizer_name
 from qsgd_hpc.errors import UsageError
@@ -49,6 +50,7 @@ def convert_torch(plan: Plan) -> None:
     names = loaders.names(script)
     known = steps_of(script, loops, names, torch, loaded=bool(loaders.train))
     distribute_optimizers(plan, loops, known)
+    wait_for_files(plan, loops)
     if not made:
         plan.todo(loops[0].loop, "wrap the optimizer: hvd.DistributedOptimizer(optimizer).")
         plan.todo(loops[0].loop, "broadcast parameters and optimizer state before the first step.")

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.define.plan import Point
 from qsgd_hpc.scaling.define.study import Study, differences
-from qsgd_hpc.scaling.store.attempts import Attempt, parse_attempts
+from qsgd_hpc.scaling.store.attempts import Attempt, finished, parse_attempts
 
 __all__ = ["AttemptFolder", "PackFolder", "StudyFolder", "write_whole", "writing"]
 
@@ -120,8 +120,14 @@ class StudyFolder:
             raise UsageError(f"{str(file)!r}: {error}") from None
 
     def agree(self, asked: Study) -> None:
-        """Raise a UsageError if the folder holds another definition; write nothing."""
+        """Raise a UsageError if the folder holds another definition; write nothing.
+
+        The definition of a study of which every point has failed may be replaced: it was at fault.
+        """
         if not (self.path / "study.json").exists():
+            return
+        attempts = self.attempts()[0]
+        if attempts and not finished(attempts):
             return
         if found := differences(self.study(), asked):
             head = f"{str(self.path)!r} already holds a study with another definition."
@@ -139,8 +145,12 @@ class StudyFolder:
         file = self.path / "study.json"
         with writing("study folder", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            if not file.exists() or self.study() != study:  # other limits of its jobs
-                write_whole(file, json.dumps(study.to_json(), indent=1) + "\n")
+            text = json.dumps(study.to_json(), indent=1) + "\n"
+            if not file.exists():
+                write_whole(file, text)
+            elif self.study() != study:
+                with self.locked() if self.collection.exists() else nullcontext():
+                    write_whole(file, text)
             # Detect a read-only file now, not after the first hour of measuring.
             with self.collection.open("ab"):
                 pass

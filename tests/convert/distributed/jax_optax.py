@@ -13,8 +13,9 @@ import qsgd_hpc.jax as hvd
 # Step 1: init. From here on every rank knows its number and how many there are.
 hvd.init()
 # Step 2: pin the GPU. The ranks of a node each take their own.
-if "CUDA_VISIBLE_DEVICES" not in os.environ:
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(hvd.local_rank())
+gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+gpu = gpus[hvd.local_rank() % len(gpus)] or str(hvd.local_rank())
+os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
 EPOCHS = 5
 BATCH = 32

@@ -19,6 +19,12 @@ elif keras.backend.backend() == "torch":
 
     if torch.cuda.is_available():
         torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+else:
+    import os
+
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    gpu = gpus[hvd.local_rank() % len(gpus)] or str(hvd.local_rank())
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
 # Each rank draws its own dropout; the initial weights are those of rank 0.
 keras.utils.set_random_seed(3 + hvd.rank())

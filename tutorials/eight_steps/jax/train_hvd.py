@@ -21,7 +21,9 @@ EPOCHS, BATCH, RATE = 5, 50, 0.1
 # Step 1: init.
 hvd.init()
 # Step 2: pin the GPU, before JAX looks for its devices.
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(hvd.local_rank()))
+gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+gpu = gpus[hvd.local_rank() % len(gpus)] or str(hvd.local_rank())
+os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
 digits = load_digits()
 x, y = digits.data.astype("float32") / 16, digits.target
