@@ -350,6 +350,14 @@ FAULTS = (
     # Jobs that hang
     Fault(
         "torch_loader",
+        "QH802",
+        "        accuracy = evaluate(model, loader)\n",
+        "        if loss.item() < 0.1:\n            break\n"
+        "        accuracy = evaluate(model, loader)\n",
+        "if loss.item()",
+    ),
+    Fault(
+        "torch_loader",
         "QH901",
         "        if hvd.rank() == 0:\n            print(",
         "        if hvd.rank() == 0:\n            hvd.barrier()\n            print(",

@@ -42,6 +42,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     if Framework.KERAS in facts.script.frameworks:
         yield from check_fit(facts)
     yield from check_prints(facts)
+    yield from check_stops(facts)
 
 
 def check_fit(facts: Facts) -> Iterator[Finding]:
@@ -87,6 +88,41 @@ def check_prints(facts: Facts) -> Iterator[Finding]:
             f"{names[0]} is the value of rank 0 only",
             severity=Severity.NOTE if progress else None,
         )
+
+
+def check_stops(facts: Facts) -> Iterator[Finding]:
+    """Yield where ranks leave the training by a metric of their own: the others wait for them."""
+    script, averaged = facts.script, averaged_in_place(facts)
+    training = {loop for i in facts.training for loop in facts.events[i].loops(script)}
+    for node in script.nodes:
+        if not isinstance(node, cst.Break | cst.Return):
+            continue
+        for test in conditions(facts, node, training):
+            found = facts.reach(test)
+            metrics = {each for each in found.bindings if METRIC.search(each.name)}
+            known = found.api & set(AVERAGES) or averaged & metrics
+            if metrics and found.api & SHARDS and not known:
+                code = script.code(test)
+                reason = f"{code} differs between ranks, so some stop and the others wait for them"
+                yield facts.finding("QH802", test, reason)
+                break
+
+
+def conditions(
+    facts: Facts, node: cst.CSTNode, loops: set[cst.CSTNode]
+) -> list[cst.BaseExpression]:
+    """Return the conditions in a loop under which a statement leaves it; none if in no loop."""
+    tests: list[cst.BaseExpression] = []
+    for around in facts.script.ancestors(node):
+        if around in loops:
+            return tests
+        if isinstance(around, cst.FunctionDef) or (
+            isinstance(node, cst.Break) and isinstance(around, cst.For | cst.While)
+        ):
+            return []
+        if isinstance(around, cst.If):
+            tests.append(around.test)
+    return []
 
 
 def innermost(facts: Facts) -> set[cst.CSTNode]:

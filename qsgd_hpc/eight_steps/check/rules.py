@@ -129,6 +129,12 @@ RULES = tuple(
             "Average it over the ranks first: hvd.allreduce(value), or MetricAverageCallback.",
         ),
         (
+            "QH802",
+            WARNING,
+            "training ended by one rank's metric",
+            "Average it over the ranks first, so that all of them stop: hvd.allreduce(value).",
+        ),
+        (
             "QH901",
             ERROR,
             "collective on some ranks only",
