@@ -97,6 +97,14 @@ def test_parts_of_a_batch_are_reduced_once_for_a_step():
     assert any("backward_passes_per_step" in note.text for note in made.to_decide)
 
 
+def test_what_an_object_has_summed_is_left_to_the_author():
+    text = torch_script(after="print(meter.avg)").replace("total = 0.0", "meter = AverageMeter()")
+    made = done(text.replace("total += loss.item()", "meter.update(loss.item(), len(x))"))
+    assert [note.text for note in made.to_decide] == [
+        "meter covers only this rank's batches: average over the ranks."
+    ]
+
+
 def test_optimizers_of_two_branches_are_wrapped_once():
     text = torch_script().replace(
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",

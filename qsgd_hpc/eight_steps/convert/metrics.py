@@ -16,6 +16,7 @@ from qsgd_hpc.eight_steps.reading import Script, dotted
 __all__ = ["average_metrics"]
 
 PLAIN = re.compile(r"\.(item|numpy|tolist|size)\(|\b(float|int|len)\(|\.shape\[")
+METER = re.compile(r"Meter|Metric|Average|Accuracy|(^|[._])Mean$")
 MADE = re.compile(r"(zeros|zeros_like|tensor|constant|Variable|array|as_tensor|full)$")
 
 
@@ -66,6 +67,20 @@ def sums(plan: Plan, loop: TrainLoop) -> tuple[Sum, ...]:
             kind = "number" if is_plain(script, added) else "tensor"
         found.setdefault(name, Sum(name, kind, start))
     return tuple(found.values())
+
+
+def meters(script: Script, loop: TrainLoop) -> dict[str, None]:
+    """Return the objects that a loop updates with its batches and that are read after it."""
+    found: dict[str, None] = {}
+    for node in walk(loop.loop.body):
+        if not (isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.args):
+            continue
+        made = script.value(node.func.value)
+        if isinstance(made, cst.Call) and METER.search(script.called(made)):
+            name = dotted(node.func.value)
+            if name and uses(script, loop, name):
+                found[name] = None
+    return found
 
 
 def is_plain(script: Script, added: cst.BaseExpression) -> bool:
@@ -165,6 +180,7 @@ def average_metrics(plan: Plan, loop: TrainLoop, complete_too: bool = False) -> 
     """
     script = plan.script
     found = {each.name: each for each in sums(plan, loop)}
+    partial = list(meters(script, loop))
     lines = []
     for each in found.values():
         if each.kind == "count":
@@ -179,11 +195,11 @@ def average_metrics(plan: Plan, loop: TrainLoop, complete_too: bool = False) -> 
             or (complete_too and by == "all" and not paired)
             or (each.kind == "list" and by == "batches")
         ):
-            plan.todo(
-                loop.loop, f"{each.name} covers only this rank's batches: average over the ranks."
-            )
+            partial.append(each.name)
             continue
         lines.append(line(each, by))
+    for name in partial:
+        plan.todo(loop.loop, f"{name} covers only this rank's batches: average over the ranks.")
     if lines:
         text = "Every rank has summed over its own shard; now sum over all ranks."
         plan.after(loop.loop, *plan.comment(8, text, loop.loop), *lines)
