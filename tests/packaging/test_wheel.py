@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,25 @@ print(json.dumps([_core.__file__, _core.COMPILER, found]))
     assert list(found) == _core.instruction_sets()
     own = json.loads(run(sys.executable, "-c", program, cwd=tmp_path))[2]
     assert found == own
+
+
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="needs TensorFlow")
+def test_its_operations_run_in_tensorflow(installed, tmp_path):
+    """Which was compiled with another C++ library."""
+    program = """
+import tensorflow as tf
+import qsgd_hpc.tensorflow as hvd
+from qsgd_hpc import _core
+
+hvd.init()
+step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="x"))
+for n in range(200):
+    assert step(tf.fill([n], 2.0)).numpy().tolist() == [2.0] * n
+    assert hvd.allgather(tf.fill([n, 2], 3.0)).shape == (n, 2)
+print(_core.COMPILER)
+"""
+    said = run(installed, "-c", program, cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="3")
+    assert said.startswith("Clang")
 
 
 @pytest.fixture(scope="module")
