@@ -249,7 +249,7 @@ def test_without_a_finished_point_there_is_no_report(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"nodes": (1,), "bits": (32,)},
+        pytest.param({"nodes": (1,), "bits": (32,)}, marks=pytest.mark.full),
         {"nodes": (1, 2, 4, 8, 16, 32), "bits": (32, 8, 4, 2)},
         {"nodes": (2, 4), "bits": (4,), "mode": "weak", "ranks_per_node": 4},
     ],
