@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import libcst as cst
 
@@ -109,7 +109,7 @@ def check_stops(facts: Facts) -> Iterator[Finding]:
 
 
 def conditions(
-    facts: Facts, node: cst.CSTNode, loops: set[cst.CSTNode]
+    facts: Facts, node: cst.CSTNode, loops: Container[cst.CSTNode]
 ) -> list[cst.BaseExpression]:
     """Return the conditions in a loop under which a statement leaves it; none if in no loop."""
     tests: list[cst.BaseExpression] = []
