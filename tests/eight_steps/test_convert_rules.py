@@ -400,3 +400,15 @@ def test_a_state_that_cannot_be_kept_apart_is_left_to_the_author(setup):
 def test_calls_of_a_tracker_that_another_module_opens_are_rank_0s():
     after = convert("import wandb\n" + torch_script(after="wandb.log({})")).after
     assert "if hvd.rank() == 0:\n        wandb.log({})" in after
+
+
+def test_every_rank_backs_up_to_a_folder_of_its_own_however_often_it_trains():
+    after = done("""
+        import keras
+
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", loss="mse")
+        model.fit(x, y, epochs=2, callbacks=[keras.callbacks.BackupAndRestore("backup")])
+        model.fit(x, y, epochs=4)
+    """).after
+    assert after.count("""BackupAndRestore("backup" + f"/rank{hvd.rank()}")""") == 1

@@ -66,11 +66,11 @@ def convert_keras(plan: Plan) -> None:
         callback = f"hvd.callbacks.LearningRateWarmupCallback({rate}, warmup_epochs=1)"
         _add_callbacks(plan, fit, callback if numbers else "")
     for call in script.calls:
-        if (
-            script.called(call).endswith((".evaluate", ".predict"))
-            and script.definition(call) is None
-        ):
+        called = script.called(call)
+        if called.endswith((".evaluate", ".predict")) and script.definition(call) is None:
             _quiet(plan, call)
+        elif called.endswith(".callbacks.BackupAndRestore"):
+            _back_up_each(plan, call)
     reseed(plan)
     opening.numpy_seeds(plan)
     download_once(plan, "hvd.allgather_object(None)")
@@ -156,7 +156,8 @@ def _atom(script: Script, node: cst.BaseExpression) -> str:
     text = script.code(node)
     return (
         text
-        if is_literal(node) or isinstance(node, cst.Name | cst.Call | cst.Attribute)
+        if is_literal(node)
+        or isinstance(node, cst.Name | cst.Call | cst.Attribute | cst.SimpleString)
         else f"({text})"
     )
 
@@ -245,9 +246,6 @@ def _add_callbacks(plan: Plan, fit: cst.Call, warm_up: str) -> None:
             plan.wrap(given, f"[{', '.join(ours)}, *(", ")]")
             plan.todo(fit, "only rank 0 may have callbacks that write files.")
         _appended(plan, given)
-    for call in plan.script.calls:
-        if plan.script.called(call).endswith(".callbacks.BackupAndRestore"):
-            _back_up_each(plan, call)
 
 
 def _back_up_each(plan: Plan, call: cst.Call) -> None:
@@ -257,9 +255,7 @@ def _back_up_each(plan: Plan, call: cst.Call) -> None:
         return
     text = "Every rank restores its weights and its epoch from a folder of its own."
     plan.before(call, *plan.comment(7, text, call, once=True))
-    literal = isinstance(folder, cst.SimpleString)
-    path = plan.script.code(folder) if literal else _atom(plan.script, folder)
-    plan.replace(folder, f'{path} + f"/rank{{hvd.rank()}}"')
+    plan.replace(folder, f'{_atom(plan.script, folder)} + f"/rank{{hvd.rank()}}"')
 
 
 def _explain(plan: Plan, at: cst.CSTNode, texts: Sequence[tuple[int, str]]) -> None:
