@@ -119,13 +119,9 @@ void Coordinator::submit(const RankSet& ranks, Submission submission) {
 }
 
 void Coordinator::note_group(Pending& p, const RankSet& ranks, const Operation& o) {
-  if (!o.group) {
-    p.by_group[{}];  // from now on, every submission is noted
-    return;
-  }
   GroupRanks& group = p.by_group[group_of(o)];
   group.ranks |= ranks;
-  group.size = o.group->size;
+  group.size = o.group ? o.group->size : 0;
 }
 
 void Coordinator::ungroup(Pending& p, const Operation& other) {
@@ -204,7 +200,7 @@ void Coordinator::agree(Table::iterator it) {
   Pending p = take(it);
   for (const auto& [key, counted] : p.by_group) {
     const RankSet others = *p.ranks - joined_ - counted.ranks;
-    if (!counted.ranks.empty()) uncounted_.push_back({key, {others, counted.size}});
+    if (counted.size > 0) uncounted_.push_back({key, {others, counted.size}});
   }
   const GroupKey group = group_of(*p.operation);
   const GroupFault broken = p.grouped ? groups_.fault_of(group) : GroupFault{};

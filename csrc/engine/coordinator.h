@@ -61,7 +61,7 @@ class Coordinator {
  private:
   struct GroupRanks {
     RankSet ranks;
-    uint32_t size = 0;  // of the group
+    uint32_t size = 0;  // of the group; 0: ranks that submitted it in no group
   };
   struct Pending {
     OperationPtr operation;  // of the first rank, or of one that has the tensor on the host

@@ -39,19 +39,18 @@ std::vector<float> Residuals::attach(const std::string& name, uint32_t bucket, d
 
 std::vector<float> Residuals::take_beyond(Residual& residual, uint32_t bucket, uint32_t id,
                                           int owners) const {
-  std::vector<float>& worker = residual.worker.on_host();
-  const Covered mine = covers_(worker.size(), bucket, id, owners);
+  float* const worker = residual.worker.on_host().data();
+  const size_t count = residual.worker.size();
+  const Covered mine = covers_(count, bucket, id, owners);
   const Range coded = mine.ranks > 1 ? mine.range : Range{};
-  const auto split = [&](size_t at) { return worker.begin() + static_cast<std::ptrdiff_t>(at); };
   const auto owed = [](float x) { return x != 0; };
-  if (std::none_of(worker.begin(), split(coded.begin), owed) &&
-      std::none_of(split(coded.end), worker.end(), owed)) {
+  if (std::none_of(worker, worker + coded.begin, owed) &&
+      std::none_of(worker + coded.end, worker + count, owed)) {
     return {};
   }
-  std::vector<float> beyond(worker.size());
-  std::swap_ranges(worker.begin(), split(coded.begin), beyond.begin());
-  std::swap_ranges(split(coded.end), worker.end(),
-                   beyond.begin() + static_cast<std::ptrdiff_t>(coded.end));
+  std::vector<float> beyond(count);
+  std::swap_ranges(worker, worker + coded.begin, beyond.data());
+  std::swap_ranges(worker + coded.end, worker + count, beyond.data() + coded.end);
   return beyond;
 }
 

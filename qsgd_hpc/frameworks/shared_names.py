@@ -1,4 +1,4 @@
-"""Variables of equal names, whose gradients would share what the core keeps by name."""
+"""Variables by name: those of each rank alone, and those that would share a residual."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from qsgd_hpc._core import Coding
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.process_sets import ProcessSet
 
-__all__ = ["warn_of_shared_residual"]
+__all__ = ["is_shared", "warn_of_shared_residual"]
 
 # The last variable of each name, by process set and name.
 _users: dict[tuple[int | None, str], weakref.ref[Any]] = {}
+
+
+def is_shared(variable: Any) -> bool:
+    """Return whether Keras's variable must be equal on all ranks: not a random generator's state.
+
+    With equal states, all ranks would drop out the same units.
+    """
+    name = getattr(variable, "path", None) or getattr(variable, "name", None)
+    return not str(name).partition(":")[0].endswith("seed_generator_state")
 
 
 def warn_of_shared_residual(

@@ -15,7 +15,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.keras._backend import BACKEND
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
-__all__ = ["broadcast_values", "is_shared", "name_of", "require_equal", "value_of"]
+__all__ = ["broadcast_values", "name_of", "require_equal", "value_of"]
 
 REMEDY = (
     "Either gradients bypass the DistributedOptimizer (a train_step that changes variables by "
@@ -27,11 +27,6 @@ REMEDY = (
 def name_of(variable: Any) -> str:
     """Return the name of a variable, equal on every rank."""
     return str(getattr(variable, "path", None) or variable.name)
-
-
-def is_shared(variable: Any) -> bool:
-    """Return whether a variable must be equal on all ranks: not the states of random generators."""
-    return not name_of(variable).endswith("seed_generator_state")
 
 
 def value_of(variable: Any) -> NDArray[Any]:

@@ -11,8 +11,9 @@ import numpy as np
 from qsgd_hpc import arrays
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.learning_rate import Schedule, warmup_multiplier
+from qsgd_hpc.frameworks.shared_names import is_shared
 from qsgd_hpc.keras._batches import BatchCounter
-from qsgd_hpc.keras._replicas import broadcast_values, is_shared, name_of
+from qsgd_hpc.keras._replicas import broadcast_values, name_of
 from qsgd_hpc.keras.optimizer import synchronization_of
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set

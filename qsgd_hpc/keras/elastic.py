@@ -23,8 +23,9 @@ import keras
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State, run
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.parts import Part
+from qsgd_hpc.frameworks.shared_names import is_shared
 from qsgd_hpc.keras._batches import BatchCounter
-from qsgd_hpc.keras._replicas import broadcast_values, is_shared, value_of
+from qsgd_hpc.keras._replicas import broadcast_values, value_of
 
 __all__ = [
     "CommitStateCallback",

@@ -26,7 +26,8 @@ import tensorflow as tf
 
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State, run
 from qsgd_hpc.frameworks.parts import Part
-from qsgd_hpc.tensorflow.naming import is_shared, unwrapped
+from qsgd_hpc.frameworks.shared_names import is_shared
+from qsgd_hpc.tensorflow.naming import unwrapped
 from qsgd_hpc.tensorflow.variables import broadcast_variables
 
 __all__ = ["HostsUpdatedInterrupt", "TensorFlowKerasState", "TensorFlowState", "run"]

@@ -15,7 +15,7 @@ import tensorflow as tf
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.tensorflow.ops._names import distinct_in_graph, numbered
 
-__all__ = ["is_shared", "name_of", "operation_names", "unwrapped", "warn_of_threads"]
+__all__ = ["name_of", "operation_names", "unwrapped", "warn_of_threads"]
 
 # The variable and the thread that have used a name last.
 _users: dict[str, tuple[weakref.ref[Any], weakref.ref[threading.Thread]]] = {}
@@ -33,14 +33,6 @@ def name_of(variable: Any) -> str:
     # neither.
     name = getattr(variable, "path", None) or getattr(variable, "name", None) or "tensor"
     return str(name).partition(":")[0]
-
-
-def is_shared(variable: Any) -> bool:
-    """Return whether a variable must be equal on all ranks: not the states of random generators.
-
-    With equal states, all ranks would drop out the same units.
-    """
-    return not name_of(variable).endswith("seed_generator_state")
 
 
 def operation_names(prefix: str, variables: Sequence[Any]) -> list[str]:

@@ -8,8 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.shared_names import is_shared
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
-from qsgd_hpc.tensorflow.naming import is_shared, operation_names, unwrapped
+from qsgd_hpc.tensorflow.naming import operation_names, unwrapped
 from qsgd_hpc.tensorflow.ops._autograph import without_autograph
 from qsgd_hpc.tensorflow.ops._broadcast import broadcast_all
 

@@ -138,7 +138,7 @@ def residuals_of(group: dist.ProcessGroup, default: str) -> tuple[set[torch.dtyp
             model.zero_grad()
             model(batch(group.rank(), 0)).square().mean().backward()
         slots = state._memory._slots.values()
-        kept = [r for slot in slots for r in slot.residuals()]
+        kept = [r for slot in slots for r in slot.residuals().values()]
         owed = torch.cat([r.double().flatten() for r in kept]).norm()
         return {r.dtype for r in kept}, float(owed), float(gradient(model).double().norm())
     finally:

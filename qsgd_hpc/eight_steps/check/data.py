@@ -69,14 +69,12 @@ def check_loaders(facts: Facts) -> Iterator[Finding]:
     loaders = [c for c in script.calls if facts.called[c] in LOADERS and c in trained]
     sharded = [call for call in loaders if is_sharded(facts, call)]
     for call in loaders:
-        if call not in sharded:
-            if sharded:
-                continue  # one function trains and validates, and gets the loaders of both
-            reason = "every rank trains on all of it"
-            yield facts.finding("QH301", call, reason, edits=loader_edits(facts, call), absent=True)
-        elif unequal(facts, call):
+        if call in sharded and unequal(facts, call):
             reason = "a rank with a larger share takes one more batch and waits forever"
             yield facts.finding("QH305", call, reason, edits=drop_edits(facts, call))
+        elif not sharded:  # else one function may train and validate, and get the loaders of both
+            reason = "every rank trains on all of it"
+            yield facts.finding("QH301", call, reason, edits=loader_edits(facts, call), absent=True)
 
 
 def loader_edits(facts: Facts, call: cst.Call) -> tuple[Edit, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 
 import libcst as cst
 
@@ -41,8 +41,9 @@ def check(facts: Facts) -> Iterator[Finding]:
         return
     if Framework.KERAS in facts.script.frameworks:
         yield from check_fit(facts)
-    yield from check_prints(facts)
-    yield from check_stops(facts)
+    averaged = averaged_in_place(facts)
+    yield from check_prints(facts, averaged)
+    yield from check_stops(facts, averaged)
 
 
 def check_fit(facts: Facts) -> Iterator[Finding]:
@@ -64,10 +65,10 @@ def check_fit(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def check_prints(facts: Facts) -> Iterator[Finding]:
+def check_prints(facts: Facts, averaged: frozenset[Binding]) -> Iterator[Finding]:
     script = facts.script
     done: set[cst.Call] = set()
-    inner, averaged = innermost(facts), averaged_in_place(facts)
+    inner = innermost(facts)
     for place, event in enumerate(facts.events):
         call = event.call
         if facts.called[call] != "print" or call in done or place < facts.training[0]:
@@ -90,39 +91,29 @@ def check_prints(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def check_stops(facts: Facts) -> Iterator[Finding]:
+def check_stops(facts: Facts, averaged: frozenset[Binding]) -> Iterator[Finding]:
     """Yield where ranks leave the training by a metric of their own: the others wait for them."""
-    script, averaged = facts.script, averaged_in_place(facts)
+    script = facts.script
     training = {loop for i in facts.training for loop in facts.events[i].loops(script)}
     for node in script.nodes:
         if not isinstance(node, cst.Break | cst.Return):
             continue
-        for test in conditions(facts, node, training):
-            found = facts.reach(test)
+        loops = script.loops(node)
+        left = loops[:1] if isinstance(node, cst.Break) else loops
+        loop = next((each for each in left if each in training), None)
+        if loop is None:
+            continue
+        for branch in script.branches(node):
+            if loop not in script.ancestors(branch.node):
+                break
+            found = facts.reach(branch.test)
             metrics = {each for each in found.bindings if METRIC.search(each.name)}
             known = found.api & set(AVERAGES) or averaged & metrics
             if metrics and found.api & SHARDS and not known:
-                code = script.code(test)
+                code = script.code(branch.test)
                 reason = f"{code} differs between ranks, so some stop and the others wait for them"
-                yield facts.finding("QH802", test, reason)
+                yield facts.finding("QH802", branch.test, reason)
                 break
-
-
-def conditions(
-    facts: Facts, node: cst.CSTNode, loops: Container[cst.CSTNode]
-) -> list[cst.BaseExpression]:
-    """Return the conditions in a loop under which a statement leaves it; none if in no loop."""
-    tests: list[cst.BaseExpression] = []
-    for around in facts.script.ancestors(node):
-        if around in loops:
-            return tests
-        if isinstance(around, cst.FunctionDef) or (
-            isinstance(node, cst.Break) and isinstance(around, cst.For | cst.While)
-        ):
-            return []
-        if isinstance(around, cst.If):
-            tests.append(around.test)
-    return []
 
 
 def innermost(facts: Facts) -> set[cst.CSTNode]:

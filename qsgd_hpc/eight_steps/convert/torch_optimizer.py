@@ -192,13 +192,7 @@ def _is_step(script: Script, call: cst.Call) -> bool:
 
 def _broadcast(plan: Plan, each: Made, names: Sequence[str], loops: Sequence[TrainLoop]) -> None:
     script = plan.script
-    trains = [
-        call
-        for f in reaching(script, [loop.step for loop in loops])
-        for call in calls_of(script, f)
-    ]
-    training = [*(loop.loop for loop in loops), *trains]
-    place = last_with_call(script, each.statement, ".load_state_dict", training)
+    place = last_with_call(script, each.statement, ".load_state_dict", _training(script, loops))
     lines = plan.comment(6, "Every rank starts with rank 0's values.", place)
     lines += [f"hvd.broadcast_parameters({name}.state_dict(), root_rank=0)" for name in names]
     lines.append(f"hvd.broadcast_optimizer_state({each.target}, root_rank=0)")

@@ -145,12 +145,9 @@ class StudyFolder:
         file = self.path / "study.json"
         with writing("study folder", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(study.to_json(), indent=1) + "\n"
-            if not file.exists():
-                write_whole(file, text)
-            elif self.study() != study:
+            if not file.exists() or self.study() != study:  # other limits of its jobs
                 with self.locked() if self.collection.exists() else nullcontext():
-                    write_whole(file, text)
+                    write_whole(file, json.dumps(study.to_json(), indent=1) + "\n")
             # Detect a read-only file now, not after the first hour of measuring.
             with self.collection.open("ab"):
                 pass

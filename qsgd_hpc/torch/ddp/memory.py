@@ -40,9 +40,10 @@ class Slot:
         """Return the number that keys the noise; equal on every rank."""
         return zlib.crc32(self.name.encode())
 
-    def residuals(self) -> list[torch.Tensor]:
-        """Return the existing residuals."""
-        return [getattr(self, name) for name in _RESIDUALS if getattr(self, name) is not None]
+    def residuals(self) -> dict[str, torch.Tensor]:
+        """Return the existing residuals by their names."""
+        found = {name: getattr(self, name) for name in _RESIDUALS}
+        return {name: residual for name, residual in found.items() if residual is not None}
 
 
 class Memory:
@@ -120,7 +121,7 @@ class Memory:
     def rescale(self, factor: float) -> None:
         """Multiply all residuals after a change of the gradients' scale."""
         for slot in self._slots.values():
-            for residual in slot.residuals():
+            for residual in slot.residuals().values():
                 residual.mul_(factor)
         for saved in self._saved.values():
             for name in saved.keys() & set(_RESIDUALS):
@@ -131,9 +132,7 @@ class Memory:
         state = dict(self._saved)
         for slot in self._slots.values():
             state[slot.name] = {"steps": slot.steps} | {
-                field: value.to("cpu", copy=True)
-                for field in _RESIDUALS
-                if (value := getattr(slot, field)) is not None
+                name: residual.to("cpu", copy=True) for name, residual in slot.residuals().items()
             }
         return state
 
