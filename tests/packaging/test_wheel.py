@@ -160,6 +160,7 @@ for n in range(200):
     assert hvd.allgather(tf.fill([n, 2], 3.0)).shape == (n, 2)
 print(_core.COMPILER)
 """
+    install(installed, "mpich")
     said = run(installed, "-c", program, cwd=tmp_path, TF_CPP_MIN_LOG_LEVEL="3")
     assert said.startswith("Clang")
 
