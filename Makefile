@@ -26,7 +26,8 @@ export QSGD_DATA ?= $(abspath $(firstword $(patsubst %/mnist,%,$(wildcard data/m
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Containers set this to 1; every process of every rank would then compile our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
-PIP := bin/pip install --quiet --constraint constraints.txt
+# Python compiles what is imported; pip would compile every module of every package, for a minute.
+PIP := bin/pip install --quiet --no-compile --constraint constraints.txt
 EXTRAS := mpich torch keras jax data docs dev
 # Prints an action, runs it, and runs it once more if it fails.
 TWICE := .ci/twice
