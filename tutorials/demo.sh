@@ -4,8 +4,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 epochs=3 repeats=1 bits=32,8,4 nodes=1,2 speeds=100mbit,10gbit study=demo/study digits=''
+batch=128 job=(--epochs 1)
 if [ "${1:-}" = --short ]; then
-  epochs=1 bits=32,4 nodes=2 speeds=100mbit study=demo/study-short
+  epochs=1 bits=32,4 nodes=2 speeds=100mbit study=demo/short
+  batch=256 job=(--digits)  # half the messages an epoch; a job of seconds
 fi
 # This machine, also where it is the login node of a cluster.
 export QSGD_HOME="$PWD/demo" QSGD_SITE=local
@@ -24,10 +26,10 @@ if grep -q '^digits:' demo/first.log; then
 fi
 
 say "2. The same script as a job: here, and what Polaris would be given"
-show qsgd-hpc submit --nodes 2 --name mnist "$script" --epochs 1
-job=$(qsgd-hpc list --json | python -c 'import json, sys; print(json.load(sys.stdin)[0]["id"])')
-show qsgd-hpc logs -f --rank 0 "$job"
-show qsgd-hpc status "$job"
+show qsgd-hpc submit --nodes 2 --name mnist "$script" "${job[@]}"
+id=$(qsgd-hpc list --json | python -c 'import json, sys; print(json.load(sys.stdin)[0]["id"])')
+show qsgd-hpc logs -f --rank 0 "$id"
+show qsgd-hpc status "$id"
 show qsgd-hpc submit --site polaris --nodes 8 --walltime 30m --account myproject --dry-run \
   "$script" --epochs 3
 
@@ -39,7 +41,7 @@ if ! missing=$(qsgd-hpc run -np 2 --network 100mbit --dry-run true 2>&1 > /dev/n
   networks=() nodes=1,2
 fi
 show qsgd-hpc scale --nodes "$nodes" "${networks[@]}" --mode strong --bits "$bits" --target 0.98 \
-  --epochs "$epochs" --repeats "$repeats" -o "$study" "$script"
+  --batch-size "$batch" --epochs "$epochs" --repeats "$repeats" -o "$study" "$script"
 printf 'With charts: %s\n' "file://$PWD/$study/report.html"
 
 say "Next"
