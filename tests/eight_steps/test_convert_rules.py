@@ -315,6 +315,27 @@ def test_a_monitored_session_has_its_hook_and_its_folder_on_rank_0():
     assert "hvd.DistributedOptimizer(tf.train.AdamOptimizer(0.1 * hvd.size())).minimize" in after
 
 
+def test_a_session_broadcasts_what_it_restores_but_not_behind_its_training():
+    text = """
+import tensorflow.compat.v1 as tf
+
+optimizer = tf.train.GradientDescentOptimizer(0.1)
+train_op = optimizer.minimize(loss)
+saver = tf.train.Saver()
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    saver.restore(session, "pretrained")
+    for step in range(100):
+        session.run(train_op)
+    saver.restore(session, "best")
+    print(session.run(loss))
+"""
+    lines = [line.strip() for line in done(text).after.splitlines()]
+    sent = lines.index("session.run(hvd.broadcast_global_variables(0))")
+    first = lines.index('saver.restore(session, "pretrained")')
+    assert first < sent < next(i for i, line in enumerate(lines) if line.startswith("for step"))
+
+
 def test_a_script_in_another_encoding_keeps_it_and_what_is_no_text_is_refused():
     text = "# -*- coding: latin-1 -*-\n# Größe" + torch_script()
     made = convert(text.encode("latin-1"))

@@ -178,7 +178,8 @@ def _initialised(plan: Plan) -> None:
         made = script.value(call.args[0].value)
         if not _initialiser(script, made):
             continue
-        statement = last_with_call(script, plan.anchor(call), "Saver().restore")
+        training = [run for run in script.calls if _in_loop(script, run)]
+        statement = last_with_call(script, plan.anchor(call), "Saver().restore", training)
         session = script.code(call.func.value)
         line = f"{session}.run(hvd.broadcast_global_variables(0))"
         plan.after(statement, *plan.comment(6, ALIKE, statement), line)
@@ -186,6 +187,12 @@ def _initialised(plan: Plan) -> None:
     if not found:
         opened = next(c for c in script.calls if SESSION.match(script.called(c)))
         plan.todo(opened, "session.run(hvd.broadcast_global_variables(0)) when it has variables.")
+
+
+def _in_loop(script: Script, call: cst.Call) -> bool:
+    """Return whether a call runs a session once for each turn of a loop."""
+    runs = isinstance(call.func, cst.Attribute) and call.func.attr.value == "run"
+    return runs and any(isinstance(each, cst.For | cst.While) for each in script.ancestors(call))
 
 
 def _initialiser(script: Script, node: cst.CSTNode) -> bool:
