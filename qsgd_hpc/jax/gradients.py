@@ -16,8 +16,8 @@ from qsgd_hpc.frameworks.grouping import batches, partition
 from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.jax.compression import compressor_for
 from qsgd_hpc.jax.ops import allreduce
-from qsgd_hpc.jax.ops._allreduce import Allreduce
 from qsgd_hpc.jax.ops._collective import blocks_programs, is_traced, run
+from qsgd_hpc.jax.ops._differentiable import Allreduce
 from qsgd_hpc.runtime.ops import Adasum, Average, Op, Sum
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 

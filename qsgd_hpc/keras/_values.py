@@ -93,6 +93,6 @@ def broadcast_global_variables(root_rank: int) -> Any:
             "broadcast_global_variables() is for graphs of TF1; pass "
             "hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank) to fit"
         )
-    from qsgd_hpc.tensorflow.variables import broadcast_global_variables as of_tensorflow
+    from qsgd_hpc.tensorflow.functions import broadcast_global_variables as of_tensorflow
 
     return of_tensorflow(root_rank)

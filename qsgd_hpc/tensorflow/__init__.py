@@ -8,17 +8,14 @@ from typing import Any
 
 from qsgd_hpc.frameworks import common
 from qsgd_hpc.frameworks.common import *
-from qsgd_hpc.tensorflow import elastic, functions, ops, variables
+from qsgd_hpc.tensorflow import elastic, functions, ops
 from qsgd_hpc.tensorflow.compression import Compression
 from qsgd_hpc.tensorflow.functions import *
-from qsgd_hpc.tensorflow.hooks import BroadcastGlobalVariablesHook
 from qsgd_hpc.tensorflow.ops import *
 from qsgd_hpc.tensorflow.optimizer import DistributedOptimizer
 from qsgd_hpc.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
-from qsgd_hpc.tensorflow.variables import *
 
 __all__ = [
-    "BroadcastGlobalVariablesHook",
     "Compression",
     "DistributedGradientTape",
     "DistributedOptimizer",
@@ -28,7 +25,6 @@ __all__ = [
 ]
 __all__ += functions.__all__
 __all__ += ops.__all__
-__all__ += variables.__all__
 __all__ += common.__all__
 
 

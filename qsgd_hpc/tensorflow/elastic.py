@@ -27,8 +27,8 @@ import tensorflow as tf
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State, run
 from qsgd_hpc.frameworks.parts import Part
 from qsgd_hpc.frameworks.shared_names import is_shared
-from qsgd_hpc.tensorflow.naming import unwrapped
-from qsgd_hpc.tensorflow.variables import broadcast_variables
+from qsgd_hpc.tensorflow.functions import broadcast_variables
+from qsgd_hpc.tensorflow.ops._names import unwrapped
 
 __all__ = ["HostsUpdatedInterrupt", "TensorFlowKerasState", "TensorFlowState", "run"]
 

@@ -19,10 +19,9 @@ from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Adasum, Sum
 from qsgd_hpc.tensorflow.local_sources import LocalSources
-from qsgd_hpc.tensorflow.naming import name_of, operation_names, unwrapped, warn_of_threads
-from qsgd_hpc.tensorflow.ops._allreduce import allreduce
-from qsgd_hpc.tensorflow.ops._autograph import without_autograph
-from qsgd_hpc.tensorflow.ops._run import run
+from qsgd_hpc.tensorflow.ops._names import name_of, operation_names, unwrapped, warn_of_threads
+from qsgd_hpc.tensorflow.ops._reductions import allreduce
+from qsgd_hpc.tensorflow.ops._run import run, without_autograph
 
 __all__ = ["Groups", "reduce_gradients"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc.tensorflow.naming import unwrapped
+from qsgd_hpc.tensorflow.ops._names import unwrapped
 
 __all__ = ["LocalSources"]
 

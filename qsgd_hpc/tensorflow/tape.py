@@ -14,7 +14,7 @@ from qsgd_hpc.runtime.ops import Average, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.gradients import Groups, reduce_gradients
 from qsgd_hpc.tensorflow.local_sources import LocalSources
-from qsgd_hpc.tensorflow.ops._autograph import without_autograph
+from qsgd_hpc.tensorflow.ops._run import without_autograph
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from qsgd_hpc.jax.ops import _moving, _reducing
-from qsgd_hpc.jax.ops._moving import *
-from qsgd_hpc.jax.ops._reducing import *
+from qsgd_hpc.jax.ops import _moves, _reductions
+from qsgd_hpc.jax.ops._moves import *
+from qsgd_hpc.jax.ops._reductions import *
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import barrier, poll, synchronize
 
-__all__ = ["barrier", "join", "poll", "synchronize"]
-__all__ += _moving.__all__
-__all__ += _reducing.__all__
+__all__ = ["barrier", "join", "poll", "synchronize", *_moves.__all__, *_reductions.__all__]
 
 
 def join() -> int:

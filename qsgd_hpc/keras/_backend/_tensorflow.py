@@ -13,9 +13,8 @@ from qsgd_hpc.keras._backend import Backend, Reducer
 from qsgd_hpc.runtime.ops import Min
 from qsgd_hpc.tensorflow.compression import Compression
 from qsgd_hpc.tensorflow.gradients import reduce_gradients
-from qsgd_hpc.tensorflow.naming import unwrapped
 from qsgd_hpc.tensorflow.ops import allreduce
-from qsgd_hpc.tensorflow.ops._names import distinct_in_graph
+from qsgd_hpc.tensorflow.ops._names import distinct_in_graph, unwrapped
 
 __all__ = ["BACKEND"]
 

@@ -10,8 +10,7 @@ import tensorflow as tf
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.runtime.process_sets import ProcessSet, process_set_ids_and_ranks
-from qsgd_hpc.tensorflow.ops._autograph import without_autograph
-from qsgd_hpc.tensorflow.ops._run import run
+from qsgd_hpc.tensorflow.ops._run import run, without_autograph
 
 __all__ = [
     "join",

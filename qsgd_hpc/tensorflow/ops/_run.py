@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
@@ -11,7 +11,31 @@ from qsgd_hpc._core import Operation
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.tensorflow._library import library
 
-__all__ = ["operations_of", "run"]
+__all__ = ["as_rows", "operations_of", "run", "with_unknown_rows", "without_autograph"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def without_autograph(function: F) -> F:
+    """Return a function that AutoGraph does not convert, including the functions that it calls."""
+    return cast(F, tf.autograph.experimental.do_not_convert(function))
+
+
+def as_rows(tensor: tf.Tensor, operation: str) -> tf.Tensor:
+    """Return a tensor after checking that it has a first dimension, along which it is split."""
+    if tensor.shape.rank == 0:
+        raise UsageError(
+            f"{operation} splits tensors along the first dimension, which a scalar does not "
+            "have; pass tf.reshape(tensor, [1])"
+        )
+    return tensor
+
+
+def with_unknown_rows(result: tf.Tensor, like: Any) -> tf.Tensor:
+    """Set a result's static shape to that of ``like``, except for the first dimension."""
+    if like.shape.rank and not tf.executing_eagerly():
+        result.set_shape([None, *like.shape[1:]])
+    return result
 
 
 def run(what: str, operations: Sequence[Operation], **inputs: Any) -> Any:

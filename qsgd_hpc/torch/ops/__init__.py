@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import barrier, poll, synchronize
-from qsgd_hpc.torch.ops import _allgather, _allreduce, _alltoall, _broadcast, _reducescatter
-from qsgd_hpc.torch.ops._allgather import *
-from qsgd_hpc.torch.ops._allreduce import *
-from qsgd_hpc.torch.ops._alltoall import *
+from qsgd_hpc.torch.ops import _broadcast, _moves, _reductions
 from qsgd_hpc.torch.ops._broadcast import *
-from qsgd_hpc.torch.ops._reducescatter import *
-from qsgd_hpc.torch.ops._sparse import sparse_allreduce_async
+from qsgd_hpc.torch.ops._moves import *
+from qsgd_hpc.torch.ops._reductions import *
 
-__all__ = ["barrier", "join", "poll", "sparse_allreduce_async", "synchronize"]
-__all__ += _allgather.__all__
-__all__ += _allreduce.__all__
-__all__ += _alltoall.__all__
+__all__ = ["barrier", "join", "poll", "synchronize"]
 __all__ += _broadcast.__all__
-__all__ += _reducescatter.__all__
+__all__ += _moves.__all__
+__all__ += _reductions.__all__
 
 
 def join(device: int = -1) -> int:

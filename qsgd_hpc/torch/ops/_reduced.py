@@ -13,8 +13,8 @@ from qsgd_hpc.frameworks.reduction import CURVED, Reduction
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Adasum, Handle, Op, Product, Sum
 from qsgd_hpc.runtime.process_sets import ProcessSet
-from qsgd_hpc.torch.ops._allgather import Allgather
 from qsgd_hpc.torch.ops._gradients import Collective, run
+from qsgd_hpc.torch.ops._moves import Allgather
 from qsgd_hpc.torch.ops._tensors import TENSORS
 
 __all__ = ["Allreduce", "Reducing", "derivative", "run_scaled"]

@@ -22,9 +22,8 @@ from qsgd_hpc.frameworks.reduction import (
     require_values,
 )
 from qsgd_hpc.jax.compression import compressor_for
-from qsgd_hpc.jax.ops._allreduce import Allreduce
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, is_traced, named, refuse_traced, run
-from qsgd_hpc.jax.ops._reducescatter import Reducescatter
+from qsgd_hpc.jax.ops._differentiable import Allreduce, Reducescatter
 from qsgd_hpc.runtime.ops import Handle, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 

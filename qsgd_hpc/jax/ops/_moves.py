@@ -11,10 +11,8 @@ import jax.numpy as jnp
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.eager import as_rows
-from qsgd_hpc.jax.ops._allgather import Allgather
-from qsgd_hpc.jax.ops._alltoall import Alltoall
-from qsgd_hpc.jax.ops._broadcast import Broadcast
 from qsgd_hpc.jax.ops._collective import Arrays, is_traced, named, refuse_traced, run
+from qsgd_hpc.jax.ops._differentiable import Allgather, Alltoall, Broadcast
 from qsgd_hpc.runtime.ops import Handle
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 

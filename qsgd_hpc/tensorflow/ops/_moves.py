@@ -1,0 +1,178 @@
+"""Allgather, broadcast, alltoall, and the ranks as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Average, Op
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.tensorflow.ops._names import full_name, names_and_group
+from qsgd_hpc.tensorflow.ops._run import as_rows, run, with_unknown_rows, without_autograph
+
+__all__ = ["allgather", "alltoall", "broadcast", "broadcast_", "grouped_allgather"]
+
+
+@without_autograph
+def gather_all(
+    tensors: Sequence[Any],
+    name: str | None,
+    process_set: ProcessSet,
+    *,
+    grouped: bool,
+    op: Op = Average,
+) -> list[tf.Tensor]:
+    """Gather tensors in one operation.
+
+    Args:
+        op: the reduction of the ranks' gradients: Average, as scripts of this API expect, or Sum,
+            if the gather is part of a reduction.
+    """
+    sources = [tf.convert_to_tensor(t) for t in tensors]
+    rows = [tf.reshape(t, [1]) if t.shape.rank == 0 else t for t in sources]
+    names, group = names_and_group("allgather", name, len(rows), grouped=grouped)
+    operations = [ops.operation("allgather", n, process_set, op=op, group=group) for n in names]
+    made = run("qsgd_allgather", operations, tensors=rows)
+    return [with_unknown_rows(g, like=t) for g, t in zip(made.gathered, rows, strict=True)]
+
+
+@without_autograph
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Return every rank's ``tensor``, concatenated in rank order.
+
+    Its gradient is this rank's rows of the mean of the ranks' output gradients.
+
+    Args:
+        tensor: any dtype of fixed size; ranks may differ in the first dimension only. Scalars
+            count as one row each.
+        name: pairs the calls of the ranks; default: by order, or in a graph by their position.
+        ignore_name_scope: accepted for compatibility; names have no scope here.
+        process_set: the participating ranks; default: all.
+    Raises:
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
+    """
+    return gather_all([tensor], name, process_set, grouped=False)[0]
+
+
+@without_autograph
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """Gather several tensors, which complete or fail together; see :func:`allgather`."""
+    return gather_all(tensors, name, process_set, grouped=True) if tensors else []
+
+
+@without_autograph
+def broadcast_all(
+    tensors: Sequence[Any], root_rank: int, names: Sequence[str | None], process_set: ProcessSet
+) -> list[tf.Tensor]:
+    """Return root_rank's tensors, in one operation; each has a separate name."""
+    operations = [
+        ops.operation("broadcast", full_name("broadcast", name), process_set, root=root_rank)
+        for name in names
+    ]
+    received: list[tf.Tensor] = run(
+        "qsgd_broadcast", operations, tensors=[tf.convert_to_tensor(t) for t in tensors]
+    )
+    return received
+
+
+@without_autograph
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Return root_rank's ``tensor``; shapes must be equal.
+
+    Its gradient is the mean of the ranks' output gradients on the root, zeros on the others.
+
+    Args:
+        tensor: any dtype of fixed size; unchanged.
+        root_rank: a rank of the job that is in the process set.
+        name: pairs the calls of the ranks; default: by order, or in a graph by their position.
+        ignore_name_scope: accepted for compatibility; names have no scope here.
+        process_set: the participating ranks; default: all.
+    Raises:
+        UsageError: root_rank is not in the set.
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
+    """
+    return broadcast_all([tensor], root_rank, [name], process_set)[0]
+
+
+@without_autograph
+def broadcast_(
+    variables: Sequence[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Replace variables by root_rank's; see :func:`broadcast`.
+
+    Returns:
+        The variables, or in a graph the operations that assign to them.
+    """
+    group = list(variables)
+    if not group:
+        return []
+    names = [name and f"{name}.{i}" for i in range(len(group))]
+    received = broadcast_all(group, root_rank, names, process_set)
+    return [v.assign(value) for v, value in zip(group, received, strict=True)]
+
+
+@without_autograph
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send some rows of ``tensor`` to each rank; return the received rows, in rank order.
+
+    Its gradient is the output gradient, sent back to the ranks of the rows.
+
+    Args:
+        tensor: at least one dimension; ranks may differ in the first one only.
+        splits: number of rows for each rank of the process set, as a list or tensor; None
+            sends the same number to each.
+        name: pairs the calls of the ranks; default: by order, or in a graph by their position.
+        ignore_name_scope: accepted for compatibility; names have no scope here.
+        process_set: the participating ranks; default: all.
+    Returns:
+        The rows and, if ``splits`` were passed, the number of rows from each rank, as int32.
+    Raises:
+        UsageError: the sum of splits is not the number of rows (a ValueError, on this rank).
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
+    """
+    source = as_rows(tf.convert_to_tensor(tensor), "alltoall")
+    parts = [] if splits is None else splits
+    operations = [ops.operation("alltoall", full_name("alltoall", name), process_set)]
+    made = run(
+        "qsgd_alltoall",
+        operations,
+        tensors=[source],
+        splits=tf.cast(tf.convert_to_tensor(parts, _integer(parts)), tf.int64),
+    )
+    received = with_unknown_rows(made.received[0], like=source)
+    if splits is None:
+        return received
+    return received, tf.cast(made.rows[0], tf.int32)
+
+
+def _integer(splits: Any) -> tf.DType | None:
+    """Return the type to convert a list to, because TensorFlow cannot infer an empty list's."""
+    return tf.int64 if isinstance(splits, list) else None

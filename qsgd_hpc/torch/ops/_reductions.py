@@ -1,0 +1,357 @@
+"""Allreduce and reducescatter of torch tensors, dense and sparse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from qsgd_hpc.errors import HorovodInternalError, UsageError
+from qsgd_hpc.frameworks.compressors import NoneCompressor
+from qsgd_hpc.frameworks.eager import start_allreduces, start_reducescatters
+from qsgd_hpc.frameworks.reduction import CURVED, Reduction, reduction_of, require_values
+from qsgd_hpc.runtime import ops
+from qsgd_hpc.runtime.ops import Average, Handle, Op, Sum
+from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
+from qsgd_hpc.torch.ops._gradients import run
+from qsgd_hpc.torch.ops._moves import Allgather
+from qsgd_hpc.torch.ops._reduced import Allreduce, Reducing, derivative, run_scaled
+from qsgd_hpc.torch.ops._tensors import TENSORS
+
+__all__ = [
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "reducescatter",
+    "reducescatter_async",
+    "sparse_allreduce_async",
+]
+
+Tensors = Sequence[torch.Tensor]
+
+
+def _first(tensors: Tensors) -> torch.Tensor:
+    return tensors[0]
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: Any = NoneCompressor,
+) -> Handle:
+    """Start an allreduce; ``synchronize`` returns its result as a new tensor."""
+    factors = prescale_factor, postscale_factor
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return _start(reduction, name, [tensor], grouped=False, in_place=False).then(_first)
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: Any = NoneCompressor,
+) -> Handle:
+    """Start an allreduce that replaces ``tensor``; do not access it before ``synchronize``."""
+    factors = prescale_factor, postscale_factor
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return _start(reduction, name, [tensor], grouped=False, in_place=True).then(_first)
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = NoneCompressor,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Return the average (or ``op``) of every rank's ``tensor``; shapes must be equal.
+
+    Its gradient is the same reduction of the ranks' output gradients, for Average and Sum.
+
+    Args:
+        tensor: any numeric dtype; unchanged.
+        average: deprecated: ``op=hvd.Average`` (True) or ``op=hvd.Sum`` (False).
+        name: pairs the calls of the ranks; default: by order.
+        compression: one of ``hvd.Compression``.
+        op: Average (default), Sum, Min, Max, Product or Adasum. Integers average towards zero.
+        prescale_factor: multiplies every rank's tensor before the sum.
+        postscale_factor: multiplies the result.
+        process_set: the participating ranks; default: all.
+    Raises:
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
+    """
+    factors = prescale_factor, postscale_factor
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return run_scaled(Allreduce, reduction, name, [tensor], grouped=False)[0]
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: Any = NoneCompressor,
+) -> torch.Tensor:
+    """Replace ``tensor`` by the average (or ``op``) over the ranks; see :func:`allreduce`."""
+    factors = prescale_factor, postscale_factor
+    call = tensor, average, name, op, *factors, process_set, compression
+    reduced: torch.Tensor = ops.run_now(allreduce_async_, *call)
+    return reduced
+
+
+def grouped_allreduce_async(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: Any = NoneCompressor,
+) -> Handle:
+    """Start a ``grouped_allreduce``; ``synchronize`` returns its results as new tensors."""
+    factors = prescale_factor, postscale_factor
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return _start(reduction, name, tensors, grouped=True, in_place=False)
+
+
+def grouped_allreduce_async_(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: Any = NoneCompressor,
+) -> Handle:
+    """Start a ``grouped_allreduce`` that replaces the tensors."""
+    factors = prescale_factor, postscale_factor
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return _start(reduction, name, tensors, grouped=True, in_place=True)
+
+
+def grouped_allreduce(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = NoneCompressor,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Reduce several tensors, which complete or fail together; see :func:`allreduce`."""
+    factors = prescale_factor, postscale_factor
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return run_scaled(Allreduce, reduction, name, tensors, grouped=True)
+
+
+def grouped_allreduce_(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    compression: Any = NoneCompressor,
+) -> list[torch.Tensor]:
+    """Replace several tensors by their reductions; see :func:`grouped_allreduce`."""
+    factors = prescale_factor, postscale_factor
+    handle = grouped_allreduce_async_(
+        tensors, average, name, op, *factors, process_set, compression
+    )
+    reduced: list[torch.Tensor] = handle.wait()
+    return reduced
+
+
+def _start(
+    reduction: Reduction, name: str | None, tensors: Tensors, *, grouped: bool, in_place: bool
+) -> Handle:
+    text = ops.label("allreduce", name, reduction.process_set)
+    return start_allreduces(TENSORS, tensors, reduction, text, grouped=grouped, in_place=in_place)
+
+
+class Reducescatter(Reducing):
+    """A reduction of tensors of which each rank gets its part of the rows."""
+
+    kind = "reducescatter"
+
+    def __init__(self, reduction: Reduction, name: str | None, *, grouped: bool) -> None:
+        require_values(reduction)
+        super().__init__(reduction, name, grouped=grouped)
+
+    def start(self, tensors: Tensors) -> Handle:
+        """Start reducing into new tensors."""
+        return start_reducescatters(
+            TENSORS, tensors, self._reduction, self._name, grouped=self._grouped
+        )
+
+    def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        """Return all ranks' parts of the gradient, times a nonlinear operation's derivative."""
+        reduction, name, sets = self._reduction, self.gradient_name(index), self._process_set
+        if reduction.op in CURVED:
+            before, share = values
+            (total,) = run(Allgather(name, sets, grouped=False, op=Sum), [gradient])
+            (after,) = run(Allgather(f"{name}.results", sets, grouped=False, op=Sum), [share])
+            return total * derivative(reduction.op, before, after, name, sets)
+        (total,) = run(Allgather(name, sets, grouped=False), [gradient])
+        ranks = len(ops.ranks_of(sets)) if reduction.op is Sum else 1
+        return total * (reduction.prescale * reduction.postscale * ranks)
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Op | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: Any = NoneCompressor,
+    average: bool | None = None,
+) -> Handle:
+    """Start a ``reducescatter``; ``synchronize`` returns its result."""
+    factors = prescale_factor, postscale_factor
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    handle = Reducescatter(reduction, name, grouped=False).start([tensor])
+    return handle.then(lambda made: made[0])
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Any = NoneCompressor,
+    op: Op | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    average: bool | None = None,
+) -> torch.Tensor:
+    """Return this rank's rows of the average (or ``op``) of all ranks' tensors.
+
+    Its gradient is the ranks' output gradients, gathered, times the factors; for Sum also times
+    the number of ranks.
+
+    Args:
+        tensor: at least one dimension, unchanged; shapes must be equal. The rows are split as
+            evenly as possible; the first ranks get one more.
+        name: pairs the calls of the ranks; default: by order.
+        compression: ``hvd.Compression.none``, ``fp16`` or ``bf16``, or a custom class.
+        op: Average (default), Sum, Min, Max or Product.
+        process_set: the participating ranks; default: all.
+        prescale_factor: multiplies every rank's tensor before the sum.
+        postscale_factor: multiplies the result.
+        average: deprecated: ``op=hvd.Average`` (True) or ``op=hvd.Sum`` (False).
+    Raises:
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
+    """
+    factors = prescale_factor, postscale_factor
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return run_scaled(Reducescatter, reduction, name, [tensor], grouped=False)[0]
+
+
+def grouped_reducescatter_async(
+    tensors: Tensors,
+    name: str | None = None,
+    op: Op | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    compression: Any = NoneCompressor,
+    average: bool | None = None,
+) -> Handle:
+    """Start a ``grouped_reducescatter``; ``synchronize`` returns its results."""
+    factors = prescale_factor, postscale_factor
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return Reducescatter(reduction, name, grouped=True).start(tensors)
+
+
+def grouped_reducescatter(
+    tensors: Tensors,
+    name: str | None = None,
+    compression: Any = NoneCompressor,
+    op: Op | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    average: bool | None = None,
+) -> list[torch.Tensor]:
+    """Reduce and scatter several tensors, which complete or fail together."""
+    factors = prescale_factor, postscale_factor
+    reduction = reduction_of(name, op, average, *factors, process_set, compression)
+    return run_scaled(Reducescatter, reduction, name, tensors, grouped=True)
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Op = Average,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start reducing a sparse tensor; ``synchronize`` returns a new, coalesced one.
+
+    Each rank's entries are sent, so this is efficient if ranks have few and different entries.
+
+    Args:
+        tensor: ``torch.sparse_coo``; shapes must be equal; the numbers of entries may differ.
+        name: pairs the calls of the ranks; default: by order.
+        op: Average or Sum.
+        process_set: the participating ranks; default: all.
+    Raises:
+        UsageError: the tensor is dense, or another ``op``.
+    """
+    if tensor.layout is not torch.sparse_coo:
+        raise UsageError(
+            f"sparse_allreduce of a {tensor.layout} tensor: pass tensor.to_sparse_coo(), or reduce "
+            "it with hvd.allreduce"
+        )
+    if op not in (Average, Sum):
+        raise UsageError(f"sparse_allreduce(op={op!r}): choose hvd.Average or hvd.Sum")
+    mine = tensor.detach().coalesce()
+    text = f"sparse.{ops.label('sparse', name, process_set)}"
+    gather = Allgather(text, process_set, grouped=True)
+
+    def merged(gathered: list[torch.Tensor]) -> torch.Tensor:
+        indices, values, shapes = gathered
+        _require_equal(name or text, shapes.tolist(), ops.ranks_of(process_set))
+        # No check needed: every rank's indices are within its shape, and all shapes are equal.
+        entries = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
+        total = entries.coalesce()
+        return total / len(shapes) if op is Average else total
+
+    # Reading it does not wait for a device.
+    shape = torch.tensor([tensor.shape], device="cpu")
+    return gather.start([mine.indices().t(), mine.values(), shape]).then(merged)
+
+
+def _require_equal(name: str, shapes: list[list[int]], ranks: list[int]) -> None:
+    for rank, shape in zip(ranks, shapes, strict=True):
+        if shape != shapes[0]:
+            raise HorovodInternalError(
+                f"sparse tensor '{name}': rank {rank} has shape {shape}, rank {ranks[0]} has "
+                f"{shapes[0]}. Every rank must submit equal shapes."
+            )
