@@ -84,6 +84,8 @@ def _shared(array: Any) -> Array | None:
         )
     if isinstance(array, np.ndarray):
         return np.asarray(array)
+    if isinstance(array, (np.datetime64, np.timedelta64)):  # their buffers are bytes
+        return None
     if hasattr(array, "__dlpack__"):
         return _through_dlpack(array)
     try:
@@ -141,14 +143,15 @@ class Arrays(Adapter):
     conversion = "astype()"
 
     def readable(self, tensor: Array) -> Array:
-        contiguous = np.asarray(tensor, order="C")
+        # In native byte order: the core does not know another, and ranks may have different ones.
+        contiguous = np.asarray(tensor, tensor.dtype.newbyteorder("="), order="C")
         return contiguous if contiguous.flags.aligned else contiguous.copy()
 
     def shares(self, readable: Array, tensor: Array) -> bool:
         return np.may_share_memory(readable, tensor)
 
     def dtype(self, tensor: Array) -> str:
-        return _name_of(tensor.dtype)
+        return _name_of(tensor.dtype.newbyteorder("="))
 
     def itemsize(self, readable: Array) -> int:
         return readable.dtype.itemsize
