@@ -153,6 +153,23 @@ def test_rules_by_name_choose_bits(ranks: Ranks) -> None:
         assert BOUNDS[8] < errors["head.weight"] < BOUNDS[4]
 
 
+def errors_of_joint_modules(group: dist.ProcessGroup) -> dict[str, float]:
+    model = net()
+    mesh = DeviceMesh.from_group(group, here().type)
+    fully_shard([model.side, model.body], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    quantize_fsdp(model, 4, None, rules="side*=8")
+    loss(model, group.rank()).backward()
+    return relative(gradients(model), exact_gradients(net(), group.size()))
+
+
+def test_modules_that_are_sharded_together_are_coded_each_by_its_rule(ranks: Ranks) -> None:
+    for errors in ranks.run(errors_of_joint_modules, size=2):
+        assert 1e-7 < errors["side.weight"] < BOUNDS[8]
+        assert BOUNDS[8] < errors["body.0.weight"] < BOUNDS[4]
+        assert all(error < 1e-10 for name, error in errors.items() if name not in CODED)
+
+
 def test_rotated_buckets_are_closer_in_as_many_bits(ranks: Ranks) -> None:
     """EDEN's 3 bits lose no more than QSGD's 4, its 4 bits a quarter of that."""
     for bits, bound in ((4, BOUNDS[4] / 3), (3, BOUNDS[4]), (1, 0.7)):

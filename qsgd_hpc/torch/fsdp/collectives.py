@@ -71,6 +71,8 @@ class ShardedModule:
     rank: int
     seed: int
     threads: int
+    shards: int = 1
+    """Number of ranks over which its parameters are sharded."""
     steps: int = 0
     """Number of gradient reductions. It is also the step of the weights' noise: their codes do not
     change within a step, so the backward pass uses the same weights as its forward pass."""
@@ -213,13 +215,16 @@ class QSGDAllGather(_Coded, AllGather):
         """
         others = group.size() - 1
         # Other types are the bytes of float8 weights.
-        if self._compression is None or name_of(input_tensor.dtype) not in FLOATING:
+        # A smaller group (reshard_after_forward=N) gathers weights that have been decoded: another
+        # code would make them differ from those of the forward pass.
+        compression = self._compression if group.size() >= self._module.shards else None
+        if compression is None or name_of(input_tensor.dtype) not in FLOATING:
             self.traffic.count(others, _bytes(input_tensor), _bytes(input_tensor))
             work: dist.Work | None = all_gather_single(
                 output_tensor, input_tensor, group=group, async_op=async_op
             )
             return work
-        codec = self._module.codec(input_tensor, group, self._compression)
+        codec = self._module.codec(input_tensor, group, compression)
         mine, shard = codec.messages(1), input_tensor.view(1, -1).to(codec.place)
         codec.encode(shard, mine, {0: WEIGHTS}, self._module.steps, group.rank())
         to_send = mine.to(_transport_device(mine, input_tensor.device, group))

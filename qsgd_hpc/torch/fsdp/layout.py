@@ -7,14 +7,13 @@ longest rank's, in FSDP2's order of the parameters: children first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Shard
 
 __all__ = ["Part", "data_parallel_rank", "parts_of", "sharded_modules"]
 
@@ -29,6 +28,8 @@ class Part:
     """The dimension along which it is sharded."""
     owner: nn.Module | None = field(default=None, compare=False, repr=False)
     """The module that has it, if it may be frozen."""
+    held: tuple[int, ...] | None = None
+    """The shape that FSDP2 shards: with tensor parallelism only a part of ``shape``."""
 
     @property
     def trains(self) -> bool:
@@ -40,9 +41,10 @@ class Part:
 
     def elements(self, ranks: int) -> int:
         """Return the number of elements of each rank's shard, including padding."""
+        held = self.shape if self.held is None else self.held
         if self.dim > 0:  # FSDP2 accepts this only if no padding is needed
-            return math.prod(self.shape) // ranks
-        return -(-self.shape[0] // ranks) * math.prod(self.shape[1:])
+            return math.prod(held) // ranks
+        return -(-held[0] // ranks) * math.prod(held[1:])
 
 
 def sharded_modules(model: nn.Module) -> dict[str, Any]:
@@ -62,34 +64,20 @@ def data_parallel_rank(module: Any) -> int:
     return 0  # the module has no parameters of its own
 
 
-def parts_of(module: nn.Module, name: str = "") -> tuple[Part, ...]:
-    """Return the parameters of an FSDPModule in order, without those of nested FSDPModules.
+def parts_of(module: Any, names: Mapping[nn.Module, str]) -> tuple[Part, ...]:
+    """Return the parameters that FSDP2 packs together with a module's, in its order.
+
+    They may belong to several modules, if ``fully_shard`` was called on a list of them.
 
     Args:
-        module: a module whose parameters are currently sharded, as between two steps.
-        name: name of the module, the prefix of the parts' names.
+        module: an FSDPModule.
+        names: the names of all modules of the model.
     """
-    found: dict[nn.Parameter, Part] = {}
-    for prefix, owner in _children_first(module, name, set()):
-        for key, parameter in owner.named_parameters(recurse=False):
-            dim = _sharded_dim(parameter)
-            if dim is not None and parameter not in found:
-                full_name = f"{prefix}.{key}".lstrip(".")
-                found[parameter] = Part(full_name, tuple(parameter.shape), dim, owner)
-    return tuple(found.values())
-
-
-def _children_first(
-    module: nn.Module, prefix: str, seen: set[nn.Module]
-) -> Iterator[tuple[str, nn.Module]]:
-    seen.add(module)
-    for name, child in module.named_children():
-        if child not in seen and not isinstance(child, FSDPModule):
-            yield from _children_first(child, f"{prefix}.{name}".lstrip("."), seen)
-    yield prefix, module
-
-
-def _sharded_dim(parameter: nn.Parameter) -> int | None:
-    if not isinstance(parameter, DTensor):  # ignored_params of fully_shard
-        return None
-    return next((p.dim for p in parameter.placements if isinstance(p, Shard)), None)
+    found = []
+    for group in module._get_fsdp_state()._fsdp_param_groups:  # no public name
+        for each in group.fsdp_params:
+            owner, key = each._module_info.module, each._module_info.param_name
+            name = f"{names.get(owner, '')}.{key}".lstrip(".")
+            shape, held = tuple(each.sharded_param.shape), tuple(each._orig_size)
+            found.append(Part(name, shape, each.fsdp_placement.dim, owner, held))
+    return tuple(found)

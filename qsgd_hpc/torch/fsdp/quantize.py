@@ -123,16 +123,24 @@ def quantize_fsdp(
     seed = env.get("QSGD_SEED") if seed is None else seed
     threads = env.get("QSGD_THREADS") if threads is None else threads
     shared, reductions, gatherings = {}, [], []
+    names = {module: name for name, module in model.named_modules()}
+    by_state: dict[Any, ShardedModule] = {}
     for name, module in modules.items():
-        module.reshard()  # parameters left unsharded by a forward pass lack their layout
+        state = module._get_fsdp_state()
+        module._qsgd_quantized = True
+        if state in by_state:  # fully_shard was called on a list of modules
+            shared[name] = by_state[state]
+            continue
+        module.reshard()  # frozen parameters are recognised by the sharded ones
         rank = data_parallel_rank(module)
-        shared[name] = ShardedModule(name, parts_of(module, name), rank, seed, threads)
+        parts = parts_of(module, names)
+        shards = max((g.mesh_info.shard_mesh_size for g in state._fsdp_param_groups), default=1)
+        shared[name] = by_state[state] = ShardedModule(name, parts, rank, seed, threads, shards)
         reduction = QSGDReduceScatter(shared[name], gradients)
         module.set_custom_reduce_scatter(reduction)
         reductions.append(reduction)
         gathering = QSGDAllGather(shared[name], weights)
         module.set_custom_all_gather(gathering)
-        module._qsgd_quantized = True
         gatherings.append(gathering)
     return QuantizedShards(
         shared, [each.traffic for each in reductions], [each.traffic for each in gatherings]
