@@ -8,6 +8,7 @@ themselves. This module has the common part; ``lightning.py``, ``transformers.py
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,7 @@ class Attached:
         self._bits, self._weight_bits, self._settings = bits, weight_bits, settings
         self._state: QSGDState | QuantizedShards | None = None
         self._loaded: Mapping[str, Any] | None = None
+        self._last: weakref.ref[nn.Module] | None = None
 
     def attach(self, model: nn.Module, scaler: Any = None) -> None:
         """Compress the model's gradients from its next backward pass on, with more than one rank.
@@ -54,11 +56,19 @@ class Attached:
         ranks = max(ranks, int(os.environ.get("WORLD_SIZE", "1")))
         if ranks == 1:
             return
-        if self._state is not None:
-            self._loaded = self.state_dict()  # a second fit continues from the end of the first
         inner: Any = model
         while name := next((name for name in _INNER if hasattr(inner, name)), None):
             inner = getattr(inner, name)
+        if any(state is self._state for _, state in getattr(inner, "_comm_hooks", ())):
+            # The Trainer trains again with the same DDP model, which has the hook.
+            self._loaded = None
+            if isinstance(self._state, QSGDState):
+                self._state.scaler = scaler
+            return
+        bare = inner.module if isinstance(inner, DistributedDataParallel) else inner
+        if self._state is not None and self._loaded is None and self._is_last(bare):
+            self._loaded = self.state_dict()  # a second fit continues from the end of the first
+        self._last = weakref.ref(bare)
         if isinstance(inner, DistributedDataParallel):
             self._state = compress(inner, self._bits, scaler=scaler, **self._settings)
         elif sharded_modules(inner):
@@ -71,7 +81,11 @@ class Attached:
                 "use_cpu=True), and compress after the model is wrapped, before the first step"
             )
         if self._loaded is not None:
-            self._load(self._loaded)
+            loaded, self._loaded = self._loaded, None
+            self._load(loaded)
+
+    def _is_last(self, model: nn.Module) -> bool:
+        return self._last is not None and self._last() is model
 
     def state_dict(self) -> dict[str, Any]:
         """Return the residuals of error feedback; collective, at the same step.
@@ -92,7 +106,6 @@ class Attached:
             self._load(state)
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._loaded = None
         if not state or self._state is None:
             return
         if ("parameters" in state) == isinstance(self._state, QSGDState):

@@ -28,6 +28,12 @@ def compress_unasked(model: torch.nn.parallel.DistributedDataParallel) -> None:
         model.register_forward_pre_hook(_first_pass)
 
 
+def before_joining(model: Any) -> None:
+    """Compress from now on: a rank without inputs enters ``Join`` and makes no forward pass."""
+    if _first_pass in model._forward_pre_hooks.values():
+        _first_pass(model, ())
+
+
 def _first_pass(model: Any, _args: Any) -> None:
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return

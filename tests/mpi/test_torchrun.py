@@ -326,6 +326,40 @@ def test_error_feedback_of_an_unchanged_script_follows_its_scale(run_ranks, tmp_
     assert flag.stdout.startswith("1024.0 ")
 
 
+# Rank 1 has no inputs at all.
+JOINED = """
+import hashlib, torch, torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+with Join([model]):
+    for step in range(3 * (1 - dist.get_rank())):
+        optimizer.zero_grad()
+        model(torch.ones(8, 64)).square().mean().backward()
+        optimizer.step()
+weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+print(hashlib.sha256(weights).hexdigest(), flush=True)
+del model, optimizer
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_without_inputs_joins_the_compressed_steps_of_the_others(
+    run_ranks, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "train.py"
+    path.write_text(JOINED)
+    done = run_ranks(2, "--bits", "4", str(path))
+    assert done.returncode == 0, done.stderr
+    assert len(set(done.stdout.split())) == 1
+    assert "DDP sends gradients in 4 bits" in done.stderr
+
+
 # Forty steps on matrices large enough to travel for a while.
 STEPS = """
 import sys, torch, torch.distributed as dist

@@ -80,6 +80,17 @@ def _wrap_ddp(module: Any) -> None:
             watch(self)
 
     ddp.__init__ = made
+    if _BITS:
+        join_hook = ddp.join_hook
+
+        @functools.wraps(join_hook)
+        def joining(self: Any, **kwargs: Any) -> Any:
+            from qsgd_hpc.torch.unchanged import before_joining
+
+            before_joining(self)
+            return join_hook(self, **kwargs)
+
+        ddp.join_hook = joining
 
 
 def _collect_scalers(module: Any) -> None:

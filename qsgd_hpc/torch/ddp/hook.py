@@ -31,6 +31,7 @@ def qsgd_hook(
     """
     # The buffer of complex gradients, which all have one type, is of pairs of floats.
     if bucket.buffer().is_sparse or bucket.parameters()[0].is_complex():
+        state.leave(bucket)
         group: Any = state.process_group
         return allreduce_hook(group, bucket)
     return state.reduce(bucket)

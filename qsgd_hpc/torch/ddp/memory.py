@@ -166,6 +166,14 @@ class Memory:
     def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
         """Replace all slots; each uses its part when its parameter is next reduced."""
         self._slots_to_names()
+        known = set(self._names.values())
+        if known and state and known.isdisjoint(state):
+            raise UsageError(
+                f"the loaded state has parameters such as {next(iter(state))!r}, this QSGDState "
+                f"such as {min(known)!r}: create it with the same named_parameters, such as "
+                "model.module.named_parameters(), which compress() uses"
+            )
+        state = {name: saved for name, saved in state.items() if not known or name in known}
         self._saved = {name: _copied(saved) for name, saved in state.items()}
 
     def _slots_to_names(self) -> None:

@@ -36,7 +36,7 @@ class QSGDState:
         error_feedback: add the error of coding to the next gradient. Needs float32 host memory of
             the gradients' size, plus 1/n of it on n ranks.
         scheme: a code of docs/compression.md, such as qsgd, eden or topk.
-        named_parameters: ``model.named_parameters()``, for rules by name and checkpoints by name.
+        named_parameters: ``model.module.named_parameters()``, for rules and checkpoints by name.
         seed: seed of the rounding noise, equal on every rank; None uses QSGD_SEED.
         start_step: number of exact reductions of each parameter before compression begins.
         scaler: a ``GradScaler``, so that residuals follow its changes of scale.
@@ -117,7 +117,11 @@ class QSGDState:
         """Note the model, whose settings spare work on parameters that are always used."""
         self._model = weakref.ref(model)
 
-    def _watch_unused(self, bucket: Any, flat: torch.Tensor) -> None:
+    def leave(self, bucket: Any) -> None:
+        """Note a bucket that is averaged elsewhere; it may be the last of a backward pass."""
+        self._watch_unused(bucket, None)
+
+    def _watch_unused(self, bucket: Any, flat: torch.Tensor | None) -> None:
         model = None if self._model is None else self._model()
         if model is None or model.find_unused_parameters or model.static_graph:
             self._unused.watch(bucket, flat, self._memory)
@@ -194,9 +198,7 @@ class QSGDState:
         return self._plans[key]
 
     def _follow_scale(self) -> None:
-        if self.scaler is None:
-            return
-        scale = self.scaler.get_scale()
+        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
         if scale != self._scale:
             self._memory.rescale(scale / self._scale)
             self._scale = scale

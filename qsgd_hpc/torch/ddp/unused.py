@@ -25,18 +25,19 @@ class Unused:
     def __init__(self) -> None:
         self._sent: list[_Sent] = []
 
-    def watch(self, bucket: Any, flat: torch.Tensor, memory: Memory) -> None:
+    def watch(self, bucket: Any, flat: torch.Tensor | None, memory: Memory) -> None:
         """Remember the gradients of a bucket until its backward pass ends."""
         if torch._C._current_graph_task_id() == -1:  # Join sends zeros for a rank that has ended
             return
         if bucket.index() == 0:
             self._sent = []  # of a pass that failed
-        at = 0
-        for parameter in bucket.parameters():
-            slot = memory.slot(parameter)
-            if slot.owner_residual is not None:
-                self._sent.append((parameter, _version(parameter), slot, flat, at))
-            at += parameter.numel()
+        if flat is not None:
+            at = 0
+            for parameter in bucket.parameters():
+                slot = memory.slot(parameter)
+                if slot.owner_residual is not None:
+                    self._sent.append((parameter, _version(parameter), slot, flat, at))
+                at += parameter.numel()
         if bucket.is_last():
             sent, self._sent = self._sent, []
             # DDP's own callback, which writes the gradients, is queued after this hook.
