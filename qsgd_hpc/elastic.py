@@ -76,6 +76,8 @@ class State:
 
     def on_reset(self) -> None:
         """Handle a job that has been formed again."""
+        for part in self._parts.values():
+            part.begin_again()
         self.reset()
         for callback in self._callbacks:
             callback()

@@ -32,6 +32,9 @@ class Part(ABC):
         """Replace the value on every rank by rank 0's; collective."""
         self.put_back(broadcast_object(self.capture() if basics.rank() == 0 else None, 0, None))
 
+    def begin_again(self) -> None:  # noqa: B027
+        """Discard what a step that failed has left, which is not part of the state."""
+
     def merge(self, captured: Any) -> Any:
         """Return the part of all ranks' captures that rank 0 must write; collective."""
         return captured

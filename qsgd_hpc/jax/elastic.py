@@ -6,9 +6,10 @@
 
     @hvd.elastic.run
     def train(state):
-        for state.epoch in range(state.epoch, epochs):
+        while state.epoch < epochs:
             for batch in batches:
                 state.params, state.opt_state = step(state.params, state.opt_state, batch)
+            state.epoch += 1
             state.commit()
 
     train(state)
@@ -19,6 +20,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +30,7 @@ import jax.numpy as jnp
 
 import qsgd_hpc.elastic as neutral
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.parts import Part, ValuePart
 from qsgd_hpc.frameworks.sampler import ElasticShares
 from qsgd_hpc.jax.errors import translated_errors
@@ -55,6 +58,40 @@ class _Captured:
         return restored
 
 
+class _CapturedTree:
+    """The leaves of a pytree, and the pytree with their numbers in place of them.
+
+    The structure may hold what cannot be pickled: flax's TrainState has the functions of the model
+    and of the optimizer. Pickled without it, the leaves are put back into the tree that is there.
+    """
+
+    def __init__(self, leaves: list[Any], structure: Any) -> None:
+        self.leaves = leaves
+        self.numbers = jax.tree_util.tree_unflatten(structure, range(len(leaves)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        try:
+            pickle.dumps(self.numbers)
+        except Exception:  # objects run code of their own
+            return {"leaves": self.leaves, "numbers": None}
+        return self.__dict__
+
+    def restored(self, present: Any) -> Any:
+        """Return the tree; ``present``: the current one, whose structure may have to be used."""
+        structure = jax.tree_util.tree_structure(present if self.numbers is None else self.numbers)
+        if structure.num_leaves != len(self.leaves):
+            raise UsageError(
+                f"{len(self.leaves)} leaves of a pytree were committed, but it has "
+                f"{structure.num_leaves} now: create it in the same form before elastic.run "
+                "resumes it"
+            )
+        leaves = [
+            leaf.restored() if isinstance(leaf, _Captured) else copy.deepcopy(leaf)
+            for leaf in self.leaves
+        ]
+        return jax.tree_util.tree_unflatten(structure, leaves)
+
+
 class _TreePart(ValuePart):
     """A pytree of JAX arrays and other leaves, or a plain value."""
 
@@ -69,19 +106,14 @@ class _TreePart(ValuePart):
             _Captured(host[i], kind_of(leaf)) if i in host else copy.deepcopy(leaf)
             for i, leaf in enumerate(leaves)
         ]
-        return jax.tree_util.tree_unflatten(structure, captured)
+        return _CapturedTree(captured, structure)
 
     def put_back(self, captured: Any) -> None:
         """Replace the value; its arrays are on the default device."""
-        leaves, structure = jax.tree_util.tree_flatten(captured)
-        if not any(isinstance(leaf, _Captured) for leaf in leaves):
+        if isinstance(captured, _CapturedTree):
+            self.value = captured.restored(self.value)
+        else:
             super().put_back(captured)
-            return
-        restored = [
-            leaf.restored() if isinstance(leaf, _Captured) else copy.deepcopy(leaf)
-            for leaf in leaves
-        ]
-        self.value = jax.tree_util.tree_unflatten(structure, restored)
 
 
 class JaxState(State):

@@ -20,10 +20,11 @@ from typing import Any
 
 import keras
 
-from qsgd_hpc.elastic import HostsUpdatedInterrupt, State, run
+from qsgd_hpc.elastic import HostsUpdatedInterrupt, State
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.parts import Part
 from qsgd_hpc.frameworks.shared_names import is_shared
+from qsgd_hpc.keras._backend import BACKEND
 from qsgd_hpc.keras._batches import BatchCounter
 from qsgd_hpc.keras._replicas import broadcast_values, value_of
 
@@ -35,6 +36,8 @@ __all__ = [
     "UpdateEpochStateCallback",
     "run",
 ]
+
+run = BACKEND.elastic_run
 
 
 class _VariablesPart(Part):
@@ -130,7 +133,30 @@ class CommitStateCallback(BatchCounter):
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):
+class _EpochWatch(keras.callbacks.Callback):
+    """Base class of callbacks that must not take an epoch that was stopped early for a whole one.
+
+    Keras calls ``on_epoch_end`` also if a callback has stopped the training after a batch.
+    """
+
+    _batches = 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Begin to count."""
+        self._batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count."""
+        self._batches = batch + 1
+
+    @property
+    def complete(self) -> bool:
+        """Whether the epoch that ends has had all its batches."""
+        steps = (self.params or {}).get("steps")
+        return not (self.model.stop_training and steps is not None and self._batches < steps)
+
+
+class UpdateBatchStateCallback(_EpochWatch):
     """A callback that stores the number of finished batches of the epoch in ``state.batch``."""
 
     def __init__(self, state: State) -> None:
@@ -144,14 +170,16 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Count the batch."""
+        super().on_train_batch_end(batch, logs)
         self.state.batch = self._before + batch + 1
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Reset the count."""
-        self.state.batch = self._before = 0
+        """Reset the count, unless the epoch was stopped before its end."""
+        if self.complete:
+            self.state.batch = self._before = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):
+class UpdateEpochStateCallback(_EpochWatch):
     """A callback that stores the number of finished epochs in ``state.epoch``.
 
     Both ``fit(epochs=n - state.epoch)`` and ``fit(epochs=n, initial_epoch=state.epoch)`` resume.
@@ -162,5 +190,6 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self.state = state
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Count the epoch."""
-        self.state.epoch += 1
+        """Count the epoch, unless it was stopped before its end."""
+        if self.complete:
+            self.state.epoch += 1

@@ -6,12 +6,13 @@
 
     @hvd.elastic.run
     def train(state):
-        for state.epoch in range(state.epoch, epochs):
-            for state.batch in range(state.batch, batches):
+        while state.epoch < epochs:
+            while state.batch < batches:
                 step(...)
-                if state.batch % 100 == 99:
+                state.batch += 1
+                if state.batch % 100 == 0:
                     state.commit()
-            state.batch = 0
+            state.epoch, state.batch = state.epoch + 1, 0
             state.commit()
 
     train(state)

@@ -7,13 +7,14 @@
 
     @hvd.elastic.run
     def train(state):
-        for state.epoch in range(state.epoch, epochs):
+        while state.epoch < epochs:
             for i, batch in enumerate(loader):
                 ...
                 state.sampler.record_batch(i, batch_size)
                 if i % 100 == 99:
                     state.commit()
-            state.sampler.set_epoch(state.epoch + 1)
+            state.epoch += 1
+            state.sampler.set_epoch(state.epoch)
             state.commit()
 
     train(state)
@@ -47,6 +48,25 @@ class ElasticSampler(ElasticShares, torch.utils.data.Sampler[int]):
     """
 
 
+class _TrainedPart(StatefulPart):
+    """A model or an optimizer."""
+
+    def begin_again(self) -> None:
+        """Drop the gradients of the step that failed: a script may clear them after steps only."""
+        model = isinstance(self.value, torch.nn.Module)
+        groups = [{"params": self.value.parameters()}] if model else self.value.param_groups
+        for parameter in (p for group in groups for p in group["params"]):
+            parameter.grad = None
+
+
+class _ScalerPart(StatefulPart):
+    """A loss scaler."""
+
+    def begin_again(self) -> None:
+        """Forget which optimizers' gradients were unscaled in the step that failed."""
+        self.value._per_optimizer_states.clear()
+
+
 class TorchState(State):
     """A model, an optimizer, samplers, and other state of a training.
 
@@ -68,9 +88,11 @@ class TorchState(State):
 
     def _part(self, value: Any) -> Part:
         if isinstance(value, torch.nn.Module):
-            return StatefulPart(value, lambda model: broadcast_parameters(model.state_dict()))
+            return _TrainedPart(value, lambda model: broadcast_parameters(model.state_dict()))
         if isinstance(value, torch.optim.Optimizer):
-            return StatefulPart(value, broadcast_optimizer_state)
+            return _TrainedPart(value, broadcast_optimizer_state)
+        if isinstance(value, torch.amp.GradScaler):
+            return _ScalerPart(value)
         return super()._part(value)
 
     def _dump(self, content: Any, stream: BinaryIO) -> None:

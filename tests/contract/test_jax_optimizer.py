@@ -262,6 +262,37 @@ def test_an_elastic_state_restores_values_and_types_whatever_happened_to_them(tm
 
 
 @needs_ranks(2)
+def test_an_elastic_state_holds_trees_with_functions_in_their_structure(tmp_path):
+    """As flax's TrainState, which holds the functions of the model and of the optimizer."""
+
+    @jax.tree_util.register_pytree_node_class
+    class Train:
+        def __init__(self, params, apply):
+            self.params, self.apply = params, apply
+
+        def tree_flatten(self):
+            return (self.params,), self.apply
+
+        @classmethod
+        def tree_unflatten(cls, apply, leaves):
+            return cls(*leaves, apply)
+
+    def state():
+        return hvd.elastic.JaxState(train=Train(jnp.ones(3) * hvd.rank(), lambda x: x), epoch=1)
+
+    first = state()
+    first.sync()
+    first.keep_in(hvd.broadcast_object(tmp_path / "commits"))
+    first.train = Train(jnp.full(3, 7.0), first.train.apply)
+    first.commit()
+    again = state()
+    again.keep_in(hvd.broadcast_object(tmp_path / "commits"))
+    assert again.resume()
+    again.sync()
+    assert again.train.params.tolist() == [7, 7, 7]
+    assert again.train.apply(3) == 3
+
+
 def test_elastic_training_returns_to_its_last_commit():
     optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
     params = parameters(hvd.rank())

@@ -183,3 +183,19 @@ def test_the_file_keeps_what_error_feedback_owes(file):
     assert state.resume()
     (name,) = owed
     assert torch.allclose(owed[name], hvd.error_feedback_state()[name])
+
+
+def test_a_step_that_failed_leaves_nothing_to_the_next_attempt():
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    state = training(scaler=scaler)
+    state.sync()
+    state.commit()
+    for attempt in range(2):
+        scaler.scale(loss_of(state.model)).backward()
+        scaler.unscale_(state.optimizer)
+        if attempt == 0:
+            first = state.model.weight.grad.clone()
+            state.restore()
+            state.on_reset()
+            assert state.model.weight.grad is None
+    assert torch.equal(state.model.weight.grad, first)

@@ -274,6 +274,29 @@ def test_an_elastic_state_goes_back_to_its_commit_and_counts_on():
     assert replicas_are_identical(model)
 
 
+class StopAfter(keras.callbacks.Callback):
+    def __init__(self, batches):
+        super().__init__()
+        self.left = batches
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        self.model.stop_training = self.left <= 0
+
+
+@pytest.mark.parametrize(("batches", "counted"), [(STEPS + 2, (1, 2)), (2 * STEPS, (2, 0))])
+def test_an_epoch_that_was_stopped_in_the_middle_is_not_counted(batches, counted):
+    model = compiled(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    state = hvd.elastic.KerasState(model, epoch=0, batch=0)
+    callbacks = [
+        StopAfter(batches),
+        hvd.elastic.UpdateEpochStateCallback(state),
+        hvd.elastic.UpdateBatchStateCallback(state),
+    ]
+    fit(model, epochs=3, callbacks=callbacks)
+    assert (state.epoch, state.batch) == counted
+
+
 @pytest.mark.skipif(
     keras.backend.backend() == "torch", reason="Keras has no steps_per_execution on torch"
 )

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import keras
 
+from qsgd_hpc.elastic import run
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 
@@ -29,6 +30,7 @@ class Backend(ABC):
     """One of Keras's backends."""
 
     Compression: Any
+    elastic_run: Callable[..., Any] = staticmethod(run)
     eager_values = True
     """Whether variables can be read and set during training, outside of a traced step's graph."""
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 from qsgd_hpc.frameworks.shared_names import warn_of_shared_residual
 from qsgd_hpc.jax.compression import Compression
+from qsgd_hpc.jax.elastic import run
 from qsgd_hpc.jax.gradients import reduce_tree
 from qsgd_hpc.jax.ops import allreduce
 from qsgd_hpc.keras._backend import Backend, Reducer, distinct_paths
@@ -20,6 +21,7 @@ __all__ = ["BACKEND"]
 
 class _Jax(Backend):
     Compression = Compression
+    elastic_run = staticmethod(run)
     eager_values = False  # during training, Keras keeps the values outside its variables
 
     def reducer(self, reduction: GradientReduction, groups: Any) -> Reducer:
