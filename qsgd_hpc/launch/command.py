@@ -121,10 +121,11 @@ def _environment(
     env = {name: value for name, value in env.items() if not environ.get(name)}
     if options.network is not None:
         env |= _ON_HOSTS  # overrides the shell's values, which are for other hosts
-    env |= bits_variables(options.bits, options.weight_bits)
+    bits = bits_variables(options.bits, options.weight_bits)
+    env |= bits
     if options.ranks_per_node is not None and options.network is None:
         env["QSGD_RANKS_PER_NODE"] = str(options.ranks_per_node)
-    env |= options.env
+    env |= {**options.env, **bits}
     env["QSGD_RANKS"] = str(options.ranks)  # init compares it with the ranks that MPI sees
     folders = [str(HOROVOD)] if options.horovod else []
     folders += [str(START_UP)] if options.sets_torchrun else []

@@ -14,6 +14,7 @@ import socket
 import socketserver
 import struct
 import sys
+import sysconfig
 import threading
 import types
 from collections.abc import Callable
@@ -64,7 +65,7 @@ class Exchange:
 
     def __init__(self, call: tuple[Any, ...]) -> None:
         # Functions of modules are pickled by name: ranks need this process's module search path.
-        self.call = pickle.dumps((sys.path, dumps_by_value(call)))
+        self.call = pickle.dumps((_own_first(sys.path), dumps_by_value(call)))
         self.token = secrets.token_bytes(_TOKEN_BYTES)
         self.proof = secrets.token_bytes(_TOKEN_BYTES)
         self.answers: dict[int, bytes] = {}
@@ -136,6 +137,13 @@ class _Handler(socketserver.BaseRequestHandler):
                 send(self.request, b"")  # so that a rank does not end before its answer has arrived
 
 
+def _own_first(path: list[str]) -> tuple[list[str], list[str]]:
+    """Return the folders before Python's own modules (the script's, PYTHONPATH), and the others."""
+    library = sysconfig.get_path("stdlib")
+    at = path.index(library) if library in path else 0
+    return path[:at], path[at:]
+
+
 def send(sock: socket.socket, data: bytes) -> None:
     """Send bytes, preceded by their length."""
     sock.sendall(_LENGTH.pack(len(data)))
@@ -173,8 +181,10 @@ def fetch(address: str, rank: int) -> tuple[socket.socket, tuple[Any, ...]]:
     for host in hosts.split(","):
         sock = _reach((host, int(port)), greeting, bytes.fromhex(proof))
         if sock is not None:
-            path, call = pickle.loads(receive(sock))
-            sys.path.extend(each for each in path if each not in sys.path)
+            (first, last), call = pickle.loads(receive(sock))
+            # A module test.py beside the script must hide Python's own test, as it does there.
+            sys.path[:0] = [each for each in first if each not in sys.path]
+            sys.path.extend(each for each in last if each not in sys.path)
             return sock, pickle.loads(call)
     raise ConnectionError(
         f"rank {rank} on {socket.gethostname()} cannot reach the launching host over TCP (tried "

@@ -161,7 +161,10 @@ _SECTIONS = {
     "--num-nccl-streams": ("library_options", "num_nccl_streams"),
     "--thread-affinity": ("library_options", "thread_affinity"),
     "--gloo-timeout-seconds": ("library_options", "gloo_timeout_seconds"),
+    "--log-with-timestamp": ("logging", "with_timestamp"),
 }
+# The transport that a configuration file names.
+_CONTROLLERS = {"gloo": "--gloo", "mpi": "--mpi"}
 
 
 def values_after(option: str) -> int:
@@ -216,6 +219,8 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[str]]:
                 faults.append(f"{where} is {value!r}; expected a {places[key].kind.__name__}")
         elif key in without_effect:
             unused.append(without_effect[key])
+        elif key == ("controller",) and str(value).lower() in _CONTROLLERS:
+            unused.append(_CONTROLLERS[str(value).lower()])
         elif key == ("verbose",):
             values["verbose"] = bool(value)
         else:

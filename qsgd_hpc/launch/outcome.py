@@ -110,7 +110,7 @@ def explain(ledger: Ledger, mpiexec_code: int, grace_s: float) -> str | None:
     failure = ledger.first_failure
     if failure is None:
         return _explain_without_cause(ledger, mpiexec_code)
-    if all(end.status in (0, EXIT_RESUBMIT) for end in ledger.ends) and not ledger.running:
+    if stopped_at_checkpoint(ledger):
         return f"the training stopped at a checkpoint (exit code {EXIT_RESUBMIT})"
     start = ledger.started.get(failure.rank)
     where = f" on host {start.host} (pid {start.pid})" if start else ""
@@ -124,6 +124,12 @@ def explain(ledger: Ledger, mpiexec_code: int, grace_s: float) -> str | None:
         text += f"; {list_ranks(ledger.overdue)} {were} still running {grace_s:g} s later and "
         text += f"{were} ended"
     return text
+
+
+def stopped_at_checkpoint(ledger: Ledger) -> bool:
+    """Return whether every rank has ended, and some by ``exit_for_resubmit``."""
+    codes = {end.status for end in ledger.ends}
+    return EXIT_RESUBMIT in codes and codes <= {0, EXIT_RESUBMIT} and not ledger.running
 
 
 def _explain_without_cause(ledger: Ledger, mpiexec_code: int) -> str | None:

@@ -14,12 +14,19 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
+from qsgd_hpc.errors import EXIT_RESUBMIT
 from qsgd_hpc.launch.cluster.link_log import LinkLog
 from qsgd_hpc.launch.command import Command
 from qsgd_hpc.launch.frames import Decoder, Ended, Event, Links, Output, Raw, Started
 from qsgd_hpc.launch.mpi import Family, Launcher, prepare_mpiexec
 from qsgd_hpc.launch.options import RunOptions
-from qsgd_hpc.launch.outcome import Ledger, describe_early_end, explain, list_ranks
+from qsgd_hpc.launch.outcome import (
+    Ledger,
+    describe_early_end,
+    explain,
+    list_ranks,
+    stopped_at_checkpoint,
+)
 from qsgd_hpc.launch.output import LineSink, RankFiles
 from qsgd_hpc.launch.supervise import catches
 
@@ -293,6 +300,9 @@ class Session:
     def _report(self) -> int:
         code = self.process.returncode
         if self.interrupted_by is not None:
+            if self.interrupted_by == signal.SIGTERM and stopped_at_checkpoint(self.ledger):
+                say(explain(self.ledger, code, self.grace_s) or "")
+                return EXIT_RESUBMIT
             if self.interrupted_by != signal.SIGPIPE:
                 name = signal.Signals(self.interrupted_by).name
                 how = "Ctrl-C" if self.interrupted_by == signal.SIGINT else name

@@ -63,6 +63,14 @@ def test_what_the_user_set_is_left_alone() -> None:
     assert build_command(options, launcher, Machine(8), environ).env == {"QSGD_RANKS": "2"}
 
 
+def test_bits_of_the_command_line_come_before_variables_for_the_ranks() -> None:
+    launcher = Launcher(Family.HYDRA, Path("mpiexec"), "")
+    given = {"QSGD_BITS": "8"}
+    for bits, found in ((4, "4"), (None, "8")):
+        options = RunOptions(2, ("x",), bits=bits, env=given)
+        assert build_command(options, launcher, Machine(8), {}).env["QSGD_BITS"] == found
+
+
 def test_hosts_fill_up_in_order_and_unused_ones_are_left_out() -> None:
     hosts = (Host("a", 2), Host("b", 4), Host("c", 1))
     assert placement(RunOptions(5, (), hosts)) == [("a", 2), ("b", 3)]

@@ -95,6 +95,8 @@ stall_check:
   enabled: false
 logging:
   level: INFO
+  with_timestamp: true
+controller: mpi
 """
 
 
@@ -111,7 +113,11 @@ def test_configuration_file_sets_what_the_command_line_does_not(tmp_path):
         "QSGD_STALL_SHUTDOWN_S": "0",
         "QSGD_LOG_LEVEL": "INFO",
     }
-    assert [remark.split(":")[0] for remark in remarks] == ["--hierarchical-allgather"]
+    assert [remark.split(":")[0] for remark in remarks] == [
+        "--hierarchical-allgather",
+        "--log-with-timestamp",
+        "--mpi",
+    ]
 
 
 @pytest.mark.parametrize(
