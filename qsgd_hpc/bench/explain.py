@@ -104,6 +104,8 @@ def _ways(bench: Bench, count: int) -> list[_Way]:
     for b in bits:
         plain = [None] if b in (AUTO, PLAIN_BITS) else []
         asked += [spec for spec in (*plain, *bench.codecs(b)) if spec not in asked]
+    if planned.spec not in asked:  # the planner may decline all codes
+        asked.insert(0, planned.spec)
     found = []
     for spec in asked:
         for name in machine.known(compressed=spec is not None):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.fits import fit_laws, fit_link
 from qsgd_hpc.scaling.analysis.measured import curve, impossible, number, run
 from qsgd_hpc.scaling.analysis.quality import NONE, Quality, cut_short, default_target, quality_of
@@ -70,6 +71,7 @@ def analyse(
         *_cut_short(measured),
         *_impossible(measured),
         *_other_batches(measured),
+        *_other_bits(measured),
     )
     return Analysis(done, (*left_out, *limits))
 
@@ -159,6 +161,33 @@ def _other_batches(measured: Sequence[Attempt]) -> list[str]:
         f"({attempt.point.label}). Sizes are not comparable then. Let the script use the batch "
         "that it is given (--batch-args)."
     ]
+
+
+def _other_bits(measured: Sequence[Attempt]) -> list[str]:
+    """Return a caution on scripts whose own compression overrides the study's bits."""
+    several = [a for a in measured if a.point.ranks > 1]
+    other = [a for a in several if _coded(a) is (a.point.bits == PLAIN_BITS)]
+    if not other:
+        return []
+    point = other[0].point
+    did = "compressed gradients" if point.bits == PLAIN_BITS else "compressed no gradient"
+    return [
+        f"Bits: In {len(other)} of {len(several)} measurements on several ranks the script {did} "
+        f"although the study set {units.bits_name(point.bits)} (such as {point.label}). A "
+        "compression= in the script overrides --bits: remove it, or rows with different bits "
+        "measure the same training."
+    ]
+
+
+def _coded(attempt: Attempt) -> bool | None:
+    """Return whether a run compressed gradients; None if its records do not tell."""
+    if number(attempt.final, "nmse") > 0:
+        return True
+    asked = [number(r, "asked_tensors") for r in attempt.engines.values()]
+    if not asked or any(math.isnan(n) for n in asked):
+        bits = number(attempt.final, "bits")
+        return None if math.isnan(bits) else bits != PLAIN_BITS
+    return any(n > 0 for n in asked)
 
 
 def _case(case: Case, measured: Sequence[Attempt], given: float | None, mode: str) -> CaseAnalysis:

@@ -82,7 +82,10 @@ def curve(attempt: Attempt) -> list[dict[str, Any]]:
     point = attempt.point
     where = {"nodes": point.nodes, "ranks": point.ranks, "bits": point.bits, "repeat": point.repeat}
     names = ("epoch", "elapsed_s", "train_loss", "test_accuracy", "perplexity")
-    return [{**where, **{n: number(epoch, n) for n in names}} for epoch in attempt.epochs]
+    return [
+        {**where, **{n: number({"epoch": place, **epoch}, n) for n in names}}
+        for place, epoch in enumerate(attempt.epochs, 1)
+    ]
 
 
 def time_to_target(attempt: Attempt, quality: Quality, target: float | None) -> float:

@@ -154,7 +154,11 @@ def _batch(point: Measured, mode: str) -> float:
         return speed * step_s / int(point["ranks"])
     total = point.get("global_batch_size")
     if is_number(total):
-        return total / int(point["ranks"])
+        # A script's own record counts words, but its batch sequences.
+        own_s = point.get("step_s")
+        known = is_number(speed) and is_number(own_s) and total > 0
+        per_sample = max(1, round(speed * own_s / total)) if known else 1
+        return total * per_sample / int(point["ranks"])
     size = float(point["case"].batch_size)
     return size / int(point["ranks"]) if mode == "strong" else size
 

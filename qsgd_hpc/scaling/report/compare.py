@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -173,9 +174,23 @@ def _pair(mine: tuple[CaseAnalysis, Row], theirs: tuple[CaseAnalysis, Row]) -> P
     return Pair(mine[0].case, mine[0].unit, mine[1], theirs[1], compare_rows(mine, theirs))
 
 
+def _arguments(report: Report) -> str:
+    """Return the arguments and limits of the trainings."""
+    found = []
+    for program in report.study.programs:
+        limits = {"--epochs": program.epochs, "--steps": program.steps}
+        words = [*program.args, *(w for n, v in limits.items() if v for w in (n, str(v)))]
+        found.append(f"{program.name}: {shlex.join(words) or 'none'}")
+    return "; ".join(found)
+
+
 def _differences(report: Report, other: Report) -> tuple[tuple[str, str, str], ...]:
     mine, theirs = (
-        {"Mode": f"{each.study.mode} scaling", **dict(each.origins.facts)}
+        {
+            "Mode": f"{each.study.mode} scaling",
+            "Arguments": _arguments(each),
+            **dict(each.origins.facts),
+        }
         for each in (report, other)
     )
     named = [label for label in {**mine, **theirs} if label not in _PASSING]

@@ -55,7 +55,7 @@ def _machine(measured: Sequence[Attempt]) -> Machine | None:
     if any(a.network for a in measured):
         return Machine.EMULATED
     # Namespaces and containers have host names of their own.
-    apart = any(len(a.final.get("hosts") or ()) > 1 for a in measured)
+    apart = any(len(_hosts(a)) > 1 for a in measured)
     return Machine.PARTS if apart else Machine.ONE
 
 
@@ -186,7 +186,8 @@ def _commit(attempt: Attempt) -> str | None:
 def _hosts(attempt: Attempt) -> list[str]:
     """Return the nodes of a run: all of them if the script recorded them, else rank 0's."""
     final = attempt.final
-    return _distinct(final.get("hosts") or [final.get("host")])
+    hosts = final.get("hosts")  # a script's own field may be a number or a text
+    return _distinct(hosts if hosts and isinstance(hosts, list) else [final.get("host")])
 
 
 def _processor(attempt: Attempt) -> str | None:

@@ -53,6 +53,10 @@ class Attempt:
     def final(self) -> Mapping[str, Any]:
         """The last "final" record, else one computed from "engine" records, else an empty one."""
         own = next((r for r in reversed(self.records) if r.get("event") == "final"), None)
+        if own and self.global_batch:
+            speed, unit = throughput(own)
+            if unit == "steps" and is_number(speed):  # a Meter without a batch; the study knows it
+                return {**own, "throughput": speed * self.global_batch, "unit": "samples"}
         return own or final_of_engine(self.records, self.global_batch)
 
     @property

@@ -147,10 +147,22 @@ class StudyFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             if not file.exists() or self.study() != study:  # other limits of its jobs
                 with self.locked() if self.collection.exists() else nullcontext():
+                    if file.exists() and differences(self.study(), study):
+                        self._abandon()
                     write_whole(file, json.dumps(study.to_json(), indent=1) + "\n")
             # Detect a read-only file now, not after the first hour of measuring.
             with self.collection.open("ab"):
                 pass
+
+    def _abandon(self) -> None:
+        """Forget the jobs of a replaced definition that are not collected: they measure it."""
+        had = self.collected()
+        for path in (self.path / "points").resolve().glob("*/attempt-*"):
+            number = path.name.removeprefix("attempt-")
+            if number.isdigit() and (path.parent.name, int(number)) not in had:
+                AttemptFolder(path, int(number)).write_note({})
+        for pack in self.packs():
+            pack.close()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
