@@ -261,7 +261,6 @@ def test_an_elastic_state_restores_values_and_types_whatever_happened_to_them(tm
     assert_as_committed(state)
 
 
-@needs_ranks(2)
 def test_an_elastic_state_holds_trees_with_functions_in_their_structure(tmp_path):
     """As flax's TrainState, which holds the functions of the model and of the optimizer."""
 
@@ -293,6 +292,7 @@ def test_an_elastic_state_holds_trees_with_functions_in_their_structure(tmp_path
     assert again.train.apply(3) == 3
 
 
+@needs_ranks(2)
 def test_elastic_training_returns_to_its_last_commit():
     optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
     params = parameters(hvd.rank())
