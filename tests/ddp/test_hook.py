@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from qsgd_hpc.compression import KINDS
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.torch.attached import Attached
 from qsgd_hpc.torch.ddp import QSGDState, compress, qsgd_hook
 from tests.ddp.models import batch, bytes_of, exact_mean, gradient, mlp, train, wrapped
 from tests.ddp.ranks import Ranks, here
@@ -152,8 +153,13 @@ def test_residuals_are_float32_whatever_the_default_type(ranks: Ranks, default: 
         assert 1e-3 * size < owed < size
 
 
-def first_gradient(group: dist.ProcessGroup, resumed_scale: float) -> float:
-    """Return the relative error of the first gradient after a checkpoint is loaded."""
+def first_gradient(group: dist.ProcessGroup, resumed_scale: float | None) -> float:
+    """Return the relative error of the first gradient after a checkpoint is loaded.
+
+    Args:
+        group: the ranks.
+        resumed_scale: the scale of the scaler that goes on; None: there is none.
+    """
 
     def backward(model: nn.Module, scaler: torch.amp.GradScaler) -> torch.Tensor:
         model.zero_grad()
@@ -165,16 +171,39 @@ def first_gradient(group: dist.ProcessGroup, resumed_scale: float) -> float:
     for _ in range(5):
         backward(model, scaler)
     saved = state.state_dict()
-    later = torch.amp.GradScaler(here().type, init_scale=resumed_scale)
-    model, state = wrapped(group, scaler=later)
+    scaled = resumed_scale is not None
+    later = torch.amp.GradScaler(here().type, init_scale=resumed_scale or 1.0, enabled=scaled)
+    model, state = wrapped(group, scaler=later if scaled else None)
     state.load_state_dict(saved)
     exact = exact_mean(group, 0)
     return float((backward(model, later) - exact).norm() / exact.norm())
 
 
 def test_a_loaded_state_follows_the_scale_of_another_scaler(ranks: Ranks) -> None:
-    (same, _), (other, _) = (ranks.run(first_gradient, 2.0**n, size=2) for n in (20, 10))
+    same, other, none = (ranks.run(first_gradient, s, size=2)[0] for s in (2.0**20, 2.0**10, None))
     assert other == pytest.approx(same, rel=1e-3)
+    assert none == pytest.approx(same, rel=1e-3)
+
+
+def attached_to_several(group: dist.ProcessGroup) -> list[float]:
+    """Return the relative error of the first gradient of each model that has one callback."""
+    attached, errors = Attached(bits=8), []
+    for _ in range(2):
+        model = DistributedDataParallel(mlp(), process_group=group)
+        for step in range(3):
+            attached.attach(model)  # the Trainer does so at each train()
+            model.zero_grad()
+            # At last the gradients explode, and with them what is owed.
+            (model(batch(group.rank(), step)).square().mean() * 1000.0**step).backward()
+            if step == 0:
+                exact = exact_mean(group, 0)
+                errors.append(float((gradient(model).double() - exact).norm() / exact.norm()))
+    return errors
+
+
+def test_a_callback_keeps_what_is_owed_with_its_model(ranks: Ranks) -> None:
+    for errors in ranks.run(attached_to_several):
+        assert max(errors) < 0.05
 
 
 def sparse_embedding(group: dist.ProcessGroup) -> torch.Tensor:

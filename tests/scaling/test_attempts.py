@@ -62,6 +62,12 @@ def test_a_rank_without_a_record_makes_no_measurement(records):
     assert run(*records).silent
 
 
+def test_steps_of_a_meter_without_a_batch_are_counted_in_samples():
+    own = {"event": "final", "throughput": 5.0, "unit": "steps"}
+    assert throughput(run(own).final) == (pytest.approx(5 * 128), "samples")
+    assert throughput(run(own, batch=None).final) == (5.0, "steps")
+
+
 def test_a_scripts_own_final_record_wins_and_a_wrong_number_of_ranks_is_seen():
     own = {"event": "final", "throughput": 7.0, "unit": "words"}
     assert throughput(run(engine(0), engine(1), own).final) == (7.0, "words")

@@ -81,6 +81,17 @@ def test_what_differs_in_the_origins_is_named():
     assert found.differences == (("Code", "aaa", "bbb"),)
 
 
+def test_other_arguments_of_the_trainings_are_named():
+    case = case_analysis(nodes=(1, 2))
+    other = report_of(case)
+    (program,) = other.study.programs
+    program = dataclasses.replace(program, args=("--model", "resnet18"))
+    trained = dataclasses.replace(other.study, programs=(program,))
+    other = dataclasses.replace(other, study=trained)
+    (difference,) = compare(report_of(case), other, NAMES).differences
+    assert difference == ("Arguments", "train: none", "train: --model resnet18")
+
+
 def test_nothing_in_common_and_different_units_are_errors_with_a_remedy():
     mine = report_of(case_analysis("one", nodes=(1,)))
     with pytest.raises(UsageError, match="no point in common") as caught:

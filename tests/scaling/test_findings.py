@@ -253,3 +253,16 @@ def test_differences_of_accuracy_never_read_minus_zero():
 )
 def test_short_times_have_three_digits_and_the_right_unit(value, text):
     assert units.seconds(value) == text
+
+
+def test_a_script_that_chooses_its_own_bits_is_pointed_out():
+    def cautions(nmse):
+        whole = study(bits=(32, 4))
+        found = [metered(p, speed=100.0, **(nmse if p.ranks > 1 else {})) for p in plan(whole)]
+        return [each for each in analyse(found).cautions if each.startswith("Bits:")]
+
+    assert cautions({}) == []
+    (caution,) = cautions({"nmse": 0.01})
+    assert "the script compressed gradients although the study set fp32" in caution
+    (caution,) = cautions({"nmse": None, "bits": 32})
+    assert "the script compressed no gradient although the study set 4 bit" in caution

@@ -64,6 +64,18 @@ def test_a_definition_with_which_all_points_failed_may_be_replaced(tmp_path):
         folder.create(study())
 
 
+def test_a_replaced_definition_leaves_no_job_to_follow(tmp_path):
+    bad = attempt(Point(CASE, 1, 1, 32, 1), speed=1.0, ranks=3)
+    folder = written(tmp_path, study(), [bad])
+    under_way = folder.next_attempt(Point(CASE, 2, 2, 32, 1))
+    under_way.path.mkdir(parents=True)
+    under_way.write_note({"job": "local-7"})
+    folder.create(study())
+    assert under_way.note() == {"job": "local-7"}
+    folder.create(study(args=("--model", "resnet50")))
+    assert not under_way.note()
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     blocker = tmp_path / "file"
     blocker.touch()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.report.origins import origins
 from tests.scaling.samples import attempts, metered, metered_attempts, several, study
@@ -32,6 +34,14 @@ def test_every_known_fact_is_told_and_no_other():
     assert "GPU" not in facts  # the script says that it trained on none
     bare = dict(origins(attempts(study())).facts)
     assert not {"Clock", "Modules", "GPU", "Threads"} & set(bare)
+
+
+@pytest.mark.parametrize("hosts", [2, "nid0,nid1"])
+def test_a_field_of_the_scripts_own_is_no_list_of_hosts(hosts):
+    facts = dict(origins([metered(p, speed=9.0, hosts=hosts) for p in plan(study())]).facts)
+    assert facts.get("Nodes") == dict(
+        origins([metered(p, speed=9.0, hosts=None) for p in plan(study())]).facts
+    ).get("Nodes")
 
 
 def test_the_gpu_is_the_one_trained_on_or_those_that_are_there():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -157,10 +158,9 @@ class StudyFolder:
     def _abandon(self) -> None:
         """Forget the jobs of a replaced definition that are not collected: they measure it."""
         had = self.collected()
-        for path in (self.path / "points").resolve().glob("*/attempt-*"):
-            number = path.name.removeprefix("attempt-")
-            if number.isdigit() and (path.parent.name, int(number)) not in had:
-                AttemptFolder(path, int(number)).write_note({})
+        for each in self._attempts_at("*"):
+            if (each.path.parent.name, each.number) not in had:
+                each.write_note({})
         for pack in self.packs():
             pack.close()
 
@@ -219,13 +219,14 @@ class StudyFolder:
 
     def attempt_folders(self, point: Point) -> list[AttemptFolder]:
         """Return the attempts at a point, first to last."""
-        found = []
+        return sorted(self._attempts_at(glob.escape(point.key)), key=lambda a: a.number)
+
+    def _attempts_at(self, key: str) -> Iterator[AttemptFolder]:
         # Absolute, because a job writes its records to this path.
-        for path in (self.path / "points" / point.key).resolve().glob("attempt-*"):
+        for path in (self.path / "points").resolve().glob(f"{key}/attempt-*"):
             number = path.name.removeprefix("attempt-")
             if number.isdigit():
-                found.append(AttemptFolder(path, int(number)))
-        return sorted(found, key=lambda a: a.number)
+                yield AttemptFolder(path, int(number))
 
     def packs(self) -> list[PackFolder]:
         """Return the packed jobs, first to last."""
