@@ -271,3 +271,44 @@ for x in loader:
 def test_an_optimizer_of_another_package_must_be_wrapped_too(made, count):
     text = "hvd.init()\n" + OTHERS.format(made=made)
     assert rules(text).count("QH501") == count
+
+
+KERAS = """
+import keras
+import horovod.keras as hvd
+hvd.init()
+model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size())))
+best = keras.callbacks.ModelCheckpoint("best.keras", monitor="loss")
+callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+GUARD    callbacks.append(best)
+model.fit(data.shard(hvd.size(), hvd.rank()), callbacks=callbacks)
+"""
+
+
+@pytest.mark.parametrize(("guard", "found"), [("if hvd.rank() == 0:\n", False), ("if 1:\n", True)])
+def test_a_callback_writes_where_it_is_used_not_where_it_is_made(guard, found):
+    source = parse(KERAS.replace("GUARD", guard))
+    assert ("QH701" in [each.rule.id for each in check(source)]) == found
+
+
+def test_one_entry_of_a_checkpoint_is_not_all_of_them():
+    text = """
+import torch
+hvd.init()
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+step, best = 0, 1e9
+if resume:
+    checkpoint = torch.load("c.pt")
+    step = checkpoint["step"]
+    best = checkpoint["best"]
+while True:
+    loss = model(batch())
+    loss.backward()
+    optimizer.step()
+    best = min(best, loss.item())
+    checkpoint = {"step": step, "best": best}
+    step += 1
+    if step > 100:
+        break
+"""
+    assert "QH802" not in rules(text)

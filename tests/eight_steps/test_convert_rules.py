@@ -315,6 +315,25 @@ def test_a_monitored_session_has_its_hook_and_its_folder_on_rank_0():
     assert "hvd.DistributedOptimizer(tf.train.AdamOptimizer(0.1 * hvd.size())).minimize" in after
 
 
+def test_backward_passes_are_counted_whatever_makes_the_optimizer():
+    text = """
+import torch
+
+accumulation = 4
+model = Net()
+optimizer = model.configure_optimizers(1e-3)
+scaler = torch.amp.GradScaler("cpu")
+for step in range(100):
+    for micro in range(accumulation):
+        x, y = get_batch()
+        scaler.scale(model(x, y) / accumulation).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+    assert "backward_passes_per_step=accumulation" in done(text).after
+
+
 def test_a_session_broadcasts_what_it_restores_but_not_behind_its_training():
     text = """
 import tensorflow.compat.v1 as tf

@@ -70,7 +70,33 @@ def sources(script: Script, found: Binding) -> Iterator[cst.CSTNode]:
     if found.how in ("function", "class"):
         yield found.at
     if found.value is not None:
-        yield from returned(script, found) or [found.value]
+        yield from returned(script, found) or entries(script, found.value) or [found.value]
+
+
+def entries(script: Script, node: cst.CSTNode) -> list[cst.CSTNode]:
+    """Return the origins of `saved["epoch"]`, if a literal of the script has this entry.
+
+    Else the other entries of a checkpoint, such as its best loss, would count as origins.
+    """
+    key = node.slice[0].slice if isinstance(node, cst.Subscript) and len(node.slice) == 1 else None
+    if not isinstance(key, cst.Index) or not isinstance(key.value, cst.SimpleString):
+        return []
+    assert isinstance(node, cst.Subscript)
+    made = [b.value for b in script.candidates(node.value, later=True) if b.value is not None]
+    found: list[cst.CSTNode] = [*changes(script).get(dotted(node.value), ())]
+    has = False
+    for each in made:
+        if not isinstance(each, cst.Dict):
+            found.append(each)
+            continue
+        for entry in each.elements:
+            known = isinstance(entry, cst.DictElement) and isinstance(entry.key, cst.SimpleString)
+            if not known:
+                return []
+            if entry.key.raw_value == key.value.raw_value:
+                has = True
+                found.append(entry.value)
+    return found if has else []
 
 
 def returned(script: Script, found: Binding) -> list[cst.BaseExpression]:

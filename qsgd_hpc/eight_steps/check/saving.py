@@ -10,7 +10,9 @@ import libcst as cst
 from qsgd_hpc.eight_steps.check.edits import guard
 from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Edit, Finding
-from qsgd_hpc.eight_steps.reading import argument
+from qsgd_hpc.eight_steps.check.ranks import guarded
+from qsgd_hpc.eight_steps.check.reach import is_reference
+from qsgd_hpc.eight_steps.reading import argument, dotted
 
 __all__ = ["check"]
 
@@ -44,6 +46,8 @@ def check(facts: Facts) -> Iterator[Finding]:
         kind = kind_of(facts, call)
         if not kind or call in done or names_rank(facts, call) or facts.guarded(event):
             continue
+        if kind in ("QH701", "QH703") and used_by_some(facts, call):
+            continue
         done.add(call)
         yield report(facts, call, kind)
 
@@ -63,6 +67,23 @@ def kind_of(facts: Facts, call: cst.Call) -> str:
     if facts.method(call) in ("save", "export") and own_model(facts, call):
         return "QH701"
     return "QH703" if LOGS.search(name) else ""
+
+
+def used_by_some(facts: Facts, call: cst.Call) -> bool:
+    """Return whether a callback, which writes when `fit` calls it, is used on some ranks only."""
+    script, parent = facts.script, facts.script.parents.get(call)
+    if ".callbacks." not in facts.called[call] or not isinstance(parent, cst.Assign):
+        return False
+    name = dotted(parent.targets[0].target) if len(parent.targets) == 1 else ""
+    uses = [
+        n
+        for n in script.nodes
+        if isinstance(n, (cst.Name, cst.Attribute))
+        and dotted(n) == name != ""
+        and is_reference(script, n)
+        and n is not parent.targets[0].target
+    ]
+    return bool(uses) and all(guarded(script, script.branches(n)) for n in uses)
 
 
 def own_model(facts: Facts, call: cst.Call) -> bool:

@@ -22,7 +22,7 @@ from qsgd_hpc.eight_steps.convert.loops import TrainLoop, calls_of, iterable, re
 from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import WIDTH, Plan
 from qsgd_hpc.eight_steps.convert.rates import LINEAR, TORCH_RATES, Steps, scale, torch_rates
-from qsgd_hpc.eight_steps.reading import Script, dotted
+from qsgd_hpc.eight_steps.reading import Script, dotted, is_optimizer_name
 
 __all__ = ["distribute_optimizers", "optimizers", "wait_for_files"]
 
@@ -186,8 +186,11 @@ def _is_step(script: Script, call: cst.Call) -> bool:
     name = script.called(call)
     if not name.endswith(".step"):
         return False
-    given = script.qualified(call.args[0].value) if call.args else name[: -len(".step")]
-    return bool(OPTIMIZER.match(given.removesuffix("()")))
+    assert isinstance(call.func, cst.Attribute)
+    node = call.args[0].value if call.args else call.func.value
+    made = script.qualified(node).removesuffix("()")
+    # One that a function or a method of the script returns is known by its name only.
+    return bool(OPTIMIZER.match(made)) or is_optimizer_name(node)
 
 
 def _broadcast(plan: Plan, each: Made, names: Sequence[str], loops: Sequence[TrainLoop]) -> None:
