@@ -18,14 +18,23 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from qsgd_hpc import env
-from qsgd_hpc.errors import HorovodInternalError, HostsUpdatedInterrupt, RankFailedError
+from qsgd_hpc.errors import (
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    RankFailedError,
+    UsageError,
+)
 from qsgd_hpc.frameworks.parts import Part, SamplerPart, StatefulPart, ValuePart
 from qsgd_hpc.frameworks.sampler import ElasticShares
 from qsgd_hpc.runtime import basics
-from qsgd_hpc.runtime.feedback import error_feedback_state, load_error_feedback_state
+from qsgd_hpc.runtime.feedback import error_feedback_state, load_error_feedback_state, set_of
 from qsgd_hpc.runtime.objects import broadcast_object
 
 __all__ = ["HostsUpdatedInterrupt", "State", "run"]
+
+
+# The state of this process whose commits a file has.
+_owners: dict[Path, object] = {}
 
 
 class State:
@@ -40,7 +49,9 @@ class State:
         self._parts: dict[str, Part] = {}
         self._callbacks: list[Callable[[], Any]] = []
         self._file: Path | None = None
+        self._own = object()  # stands for this state in _owners, and does not keep it alive
         self._in_file = False  # whether the file has a commit of this training
+        self._owed: dict[str, Any] = {}  # residuals of error feedback at the last commit
         self._committed: dict[str, Any] = {}
         self._commits = 0
         for name, value in attributes.items():
@@ -105,9 +116,11 @@ class State:
         the file atomically; the residuals of error feedback are included.
         """
         self.save()
+        self._owed = error_feedback_state()
         if self._file is not None:
             self._write_file(self._file)
             self._in_file = True
+            _owners[self._file] = self._own
         self._commits += 1  # an incomplete one does not make another attempt succeed
         self.check_host_updates()
 
@@ -120,9 +133,23 @@ class State:
             part.sync()
         self.save()
 
+    def _continues(self) -> bool:
+        """Return whether the file has this state's own commits, which are not newer than it.
+
+        Raises:
+            UsageError: it has those of another state of this process.
+        """
+        owner = None if self._file is None else _owners.get(self._file)
+        if owner not in (None, self._own):
+            raise UsageError(
+                f"{self._file} has the commits of another state of this process; give each its "
+                'own file: @elastic.run(checkpoint="...")'
+            )
+        return owner is not None
+
     def _write_file(self, file: Path) -> None:
         parts = {n: self._parts[n].merge(captured) for n, captured in self._committed.items()}
-        content = {"parts": parts, "owed": error_feedback_state()}
+        content = {"parts": parts, "owed": self._owed}
         if basics.rank() == 0:
             file.parent.mkdir(parents=True, exist_ok=True)
             new = file.with_name(f".{file.name}.new")
@@ -143,6 +170,8 @@ class State:
         if not broadcast_object(found, 0, None):
             return False
         self._in_file = True
+        if self._file is not None:
+            _owners[self._file] = self._own
         owed = None
         if found and file is not None:
             print(f"qsgd-hpc: resuming from the commit in {file}", file=sys.stderr, flush=True)
@@ -152,8 +181,20 @@ class State:
                 if name in self._parts:
                     self._parts[name].put_back(captured)
             owed = content["owed"]
-        load_error_feedback_state(broadcast_object(owed, 0, None))
+        self._owed = broadcast_object(owed, 0, None)
+        load_error_feedback_state(self._owed)
         return True
+
+    def _owe_again(self) -> None:
+        """Restore the residuals of the last commit in a job that has been formed again."""
+        known = basics.context().process_sets  # sets that were added later are not there
+        load_error_feedback_state(
+            {
+                name: values
+                for name, values in self._owed.items()
+                if (of_set := set_of(name)) == 0 or of_set in known
+            }
+        )
 
     def _dump(self, content: Any, stream: BinaryIO) -> None:
         pickle.dump(content, stream)
@@ -189,7 +230,8 @@ def run(
         file = checkpoint or env.get("QSGD_ELASTIC_CHECKPOINT")
         if file:
             state.keep_in(file)
-        state.resume()
+        if not state._continues():
+            state.resume()
         return _attempts(func, state, args, kwargs)
 
     return resumed
@@ -214,6 +256,7 @@ def _attempts(func: Callable[..., Any], state: State, args: Any, kwargs: Any) ->
                 raise
             failed_at = state._commits
         basics.restart()
+        state._owe_again()
         state.on_reset()
 
 

@@ -67,6 +67,12 @@ def _of_set(number: int) -> str:
     return f"set{number}/" if number else ""
 
 
+def set_of(name: str) -> int:
+    """Return the number of the process set of a name in a state."""
+    of_set = _OF_SET.match(name)
+    return int(of_set[1]) if of_set else 0
+
+
 def load_error_feedback_state(state: Mapping[str, NDArray[np.float32]]) -> None:
     """Replace the residuals by a saved state; every rank must pass the same.
 

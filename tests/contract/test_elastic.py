@@ -58,6 +58,7 @@ def test_the_file_of_an_earlier_job_is_named_when_a_rank_is_lost(file):
         (commit, None),
         (lose, f"The last commit is in {file}"),
     ):
+        elastic._owners.clear()  # each is another job
         run = elastic.run(train, checkpoint=file)
         if said is None:
             run(elastic.State(step=1))

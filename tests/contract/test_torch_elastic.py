@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import qsgd_hpc.torch as hvd
+from qsgd_hpc import elastic
 from qsgd_hpc.elastic import State
+from qsgd_hpc.errors import UsageError
 from tests.contract.training import linear, loss_of, needs_ranks, replicas_are_identical
 
 pytestmark = pytest.mark.usefixtures("torch_job")
@@ -160,6 +162,9 @@ def test_the_next_job_resumes_at_the_commit_in_the_file(file, capfd):
         return train(state)
 
     assert job(3) == (0, 4)
+    with pytest.raises(UsageError, match="has the commits of another state of this process"):
+        job(3)
+    elastic._owners.clear()  # as in the next job
     assert job(3) == (3, 1)
     assert torch.equal(*weights)
     assert ("resuming" in capfd.readouterr().err) == (hvd.rank() == 0)
@@ -199,3 +204,54 @@ def test_a_step_that_failed_leaves_nothing_to_the_next_attempt():
             state.on_reset()
             assert state.model.weight.grad is None
     assert torch.equal(state.model.weight.grad, first)
+
+
+def test_a_second_call_goes_on_with_what_the_script_assigned(file):
+    state, seen = training(epoch=0), []
+
+    @hvd.elastic.run(checkpoint=file)
+    def train(state, epochs):
+        while state.epoch < epochs:
+            step(state)
+            state.epoch += 1
+            state.commit()
+            seen.append(state.epoch)
+
+    train(state, 2)
+    state.epoch = 0
+    train(state, 3)
+    assert seen == [1, 2, 1, 2, 3]
+
+
+@needs_ranks(2)
+def test_an_attempt_owes_what_was_owed_at_the_commit():
+    hvd.load_error_feedback_state({})
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Linear(64, 64, bias=False)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        model.named_parameters(),
+        compression=hvd.Compression.qsgd(bits=2, error_feedback=True),
+    )
+    state, owed = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0), []
+
+    def owes():
+        return {n: float(v.norm()) for n, v in hvd.error_feedback_state().items()}
+
+    @hvd.elastic.run
+    def train(state):
+        owed.append(owes())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(8, 64)).square().mean().backward()
+            optimizer.step()
+            if len(owed) == 1 and state.step == 0:
+                state.step = 1
+                state.commit()
+                owed.append(owes())
+        if len(owed) == 2:
+            hvd.allreduce(torch.ones(1 + hvd.rank()), name="fails")
+
+    train(state)
+    before, committed, again = owed
+    assert before == {} and committed == again != {}
