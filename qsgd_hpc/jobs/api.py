@@ -13,7 +13,7 @@ from qsgd_hpc.jobs.current import chain, continued_by, get, list_jobs
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState
 from qsgd_hpc.jobs.processes import alive
 from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.request.prepare import prepare
+from qsgd_hpc.jobs.request.prepare import default_stop_before, prepare
 from qsgd_hpc.jobs.schedulers import scheduler
 from qsgd_hpc.jobs.submission import render
 from qsgd_hpc.jobs.waiting import Patience, wait
@@ -84,6 +84,9 @@ def resubmit(job_id: str, changes: Mapping[str, Any] | None = None, *, force: bo
     fresh: dict[str, Any] = {"key": None, "after": (), "chain": 1}
     if SCHEDULERS[job.scheduler].excludes:
         fresh["exclude"] = tuple(dict.fromkeys((*job.request.exclude, *job.progress.bad_nodes)))
+    before, walltime_min = job.request.stop_before_min, job.request.walltime_min
+    if walltime_min is not None and before == default_stop_before(walltime_min):
+        fresh["stop_before_min"] = None  # not chosen by the user: that of the new walltime
     return submission.submit_again(
         job, dataclasses.replace(job.request, **{**fresh, **(changes or {})})
     )

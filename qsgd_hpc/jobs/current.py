@@ -102,8 +102,10 @@ def chain(job_id: str) -> list[Job]:
 
 def continued_by(job: Job) -> Job | None:
     """Return the job that continues the training of this one, unless it has also failed."""
-    after = [
-        other for other in load_all(registry.ids()) if job.id in (other.previous, other.resumes)
-    ]
+    line, after = {job.id}, []
+    for other in load_all(registry.ids()):  # a job is older than the one that continues it
+        if line & {other.previous, other.resumes}:
+            line.add(other.id)
+            after.append(other)
     failed = (JobState.FAILED, JobState.CANCELLED, JobState.LOST)
     return next((other for other in refreshed(after) if other.state not in failed), None)

@@ -33,6 +33,7 @@ from qsgd_hpc.launch.supervise import catches
 __all__ = ["Session", "say"]
 
 KILL_AFTER_S = 8.0  # between SIGTERM and SIGKILL to mpiexec; supervisors kill after 4 s
+STOP_S = 32.0  # the same after a SIGTERM from outside; ranks that handle it have 28 s
 DRAIN_S = 3.0  # for output in flight when mpiexec has ended
 MPIEXEC = -1  # owner of mpiexec's own lines
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -198,7 +199,8 @@ class Session:
             elif signum in _ENDING:
                 if self.interrupted_by is None:
                     self.interrupted_by = signum
-                    self._end(time.monotonic())
+                    patience_s = STOP_S if signum == signal.SIGTERM else KILL_AFTER_S
+                    self._end(time.monotonic(), patience_s)
                 elif signum == signal.SIGINT:
                     self._kill()  # a second Ctrl-C does not wait
 
@@ -270,9 +272,9 @@ class Session:
         if self.kill_at_s is not None and now_s >= self.kill_at_s:
             self._kill()
 
-    def _end(self, now_s: float) -> None:
+    def _end(self, now_s: float, patience_s: float = KILL_AFTER_S) -> None:
         if self.kill_at_s is None:
-            self.kill_at_s = now_s + KILL_AFTER_S
+            self.kill_at_s = now_s + patience_s
             self._signal_mpiexec(signal.SIGTERM)
 
     def _kill(self) -> None:

@@ -251,6 +251,7 @@ def test_a_job_that_has_ended_is_resubmitted_with_changes(place: Path) -> None:
     second: dict[str, Any] = json.loads(done.stdout)
     assert second["resumes"] == first.id
     assert second["walltime_min"] == 2
+    assert jobs.get(second["id"]).request.stop_before_min == 0.2  # of this walltime, not of 5 min
     assert states(second["id"]) == ["STOPPED"]
     assert jobs.output(second["id"]).read_text() == "run 2\n"
     assert "QSGD_ATTEMPT=1" in jobs.get(second["id"]).script_path.read_text()
@@ -267,6 +268,25 @@ def test_what_is_complete_or_goes_on_elsewhere_is_resubmitted_by_force_only(plac
     with pytest.raises(UsageError, match=rf"{parts[1].id} \(STOPPED\) continues {parts[0].id}"):
         jobs.resubmit(parts[0].id)
     assert f"qsgd-hpc status {parts[1].id}" in cli("status", parts[0].id).stdout
+
+
+def test_what_goes_on_behind_a_failed_job_is_not_begun_a_second_time(place: Path) -> None:
+    body = """
+import pathlib, sys
+file = pathlib.Path("runs")
+runs = len(file.read_text()) if file.exists() else 0
+file.write_text("x" * (runs + 1))
+sys.exit((85, 1, 85)[runs])
+"""
+    first = jobs.submit(jobs.JobRequest(write(place, body), walltime_min=5))
+    assert states(first.id) == ["STOPPED"]
+    failed = jobs.resubmit(first.id)
+    assert states(failed.id) == ["FAILED"]
+    last = jobs.resubmit(failed.id)
+    assert states(last.id) == ["STOPPED"]
+    with pytest.raises(UsageError, match=rf"{last.id} \(STOPPED\) continues {first.id}"):
+        jobs.resubmit(first.id)
+    assert f"qsgd-hpc status {last.id}" in cli("status", first.id).stdout
 
 
 def test_a_job_runs_in_the_folder_that_is_named(place: Path) -> None:

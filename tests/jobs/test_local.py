@@ -274,11 +274,26 @@ def test_a_horovod_script_runs_compressed_as_it_is(place: Path) -> None:
     assert all(line.endswith("qsgd_hpc.torch 2 4 multiprocessing") for line in lines)
 
 
-def test_what_cannot_be_meant_by_bits_and_horovod_is_refused(place: Path) -> None:
+def test_a_job_that_a_rank_submits_outlives_it(place: Path) -> None:
+    (registry.jobs_dir().parent / "sites" / "local.yaml").unlink()
+    child = place / "child.py"
+    child.write_text("import time; time.sleep(2); print('done')")
+    words = ["submit", "--site", "local", str(child)]
+    body = f"import subprocess, sys; subprocess.run([*{CLI!r}, *{words!r}], check=True)"
+    parent = submit(place, body)
+    ended = jobs.wait([parent["id"]], 120)
+    ended += jobs.wait(["local-2"], 120)
+    assert [job.state for job in ended] == [jobs.JobState.COMPLETED] * 2
+    assert jobs.output("local-2").read_text() == "done\n"
+
+
+def test_what_cannot_be_meant_is_refused(place: Path) -> None:
     (place / "train.sh").write_text("#!/bin/sh\n")
     (place / "train.sh").chmod(0o755)
     assert "is executed directly" in cli("submit", "--horovod", "train.sh", code=2).stderr
     assert "choose 1 to 8, 32" in cli("submit", "--bits", "9", "train.sh", code=2).stderr
+    twice = ("--array", "lr=0.1", "--array", "lr=0.2")
+    assert "a key is repeated" in cli("submit", *twice, "train.sh", code=2).stderr
     assert registry.ids() == []
 
 

@@ -37,7 +37,10 @@ def _pairs(flag: str, example: str) -> Callable[..., dict[str, str]]:
         for word in given:
             if "=" not in word:
                 raise click.BadParameter(f"{word!r} has no '='. Write {flag} {example}.")
-        return dict(word.split("=", 1) for word in given)
+        pairs = dict(word.split("=", 1) for word in given)
+        if flag == "--array" and len(pairs) < len(given):
+            raise click.BadParameter("a key is repeated. Write all its values at once: KEY=A,B.")
+        return pairs
 
     return parse
 

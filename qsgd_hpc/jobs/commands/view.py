@@ -108,7 +108,7 @@ def _continues(job: Job, after: Job) -> bool:
 
     The next part of a chain does not continue after COMPLETED and FAILED.
     """
-    return after.resumes == job.id or job.state not in (JobState.COMPLETED, JobState.FAILED)
+    return after.previous != job.id or job.state not in (JobState.COMPLETED, JobState.FAILED)
 
 
 def no_output_words(job: Job, path: Path) -> str:

@@ -9,6 +9,7 @@ from qsgd_hpc.jobs.current import refreshed
 from qsgd_hpc.jobs.model import Job, JobState
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers.command import Dependency
+from qsgd_hpc.jobs.schedulers.local import other_host
 from qsgd_hpc.jobs.sites.profile import Site
 
 __all__ = ["after_faults", "dependencies", "split", "unmet"]
@@ -39,6 +40,12 @@ def after_faults(after: Iterable[str], site: Site, *, ask: bool) -> list[str]:
             faults.append(
                 f"--after {word}: that job is on {job.site}, this one would be on {site.name}. "
                 f"Jobs can only wait for jobs of the same site: use --site {job.site}."
+            )
+        elif (host := other_host(job)) and not job.state.ended:
+            faults.append(
+                f"--after {word}: that job runs on host {host}, and jobs of a machine without a "
+                "scheduler wait for jobs of the same host only. Submit this one there, or after it "
+                "has ended."
             )
         elif kind == "ok" and job.state.ended and job.state is not JobState.COMPLETED:
             faults.append(

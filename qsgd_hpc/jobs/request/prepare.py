@@ -132,12 +132,17 @@ def complete(request: JobRequest) -> JobRequest:
     A script needs time to write its checkpoint: 5 minutes, or a tenth of a short walltime.
     """
     if request.stop_before_min is None and request.walltime_min is not None:
-        before = min(STOP_BEFORE_MIN, STOP_BEFORE_SHARE * request.walltime_min)
+        before = default_stop_before(request.walltime_min)
         request = dataclasses.replace(request, stop_before_min=before)
     if len(request.tasks) == 1 and not any(_array_faults(request)):
         words = (*request.script_args, *request.tasks[0])
         request = dataclasses.replace(request, script_args=words, array={}, at_once=None)
     return request
+
+
+def default_stop_before(walltime_min: float) -> float:
+    """Return the minutes before the end of a walltime at which a script is asked to stop."""
+    return min(STOP_BEFORE_MIN, STOP_BEFORE_SHARE * walltime_min)
 
 
 def choice_faults(request: JobRequest, scheduler: str) -> list[str]:

@@ -51,6 +51,12 @@ def find(job: Job) -> str | None:
     return None
 
 
+def other_host(job: Job) -> str | None:
+    """Return the host that runs a local job, if it is not this one."""
+    owner = registry.read_json(job.directory / "runner.json") if job.scheduler == "local" else None
+    return owner["host"] if owner and owner["host"] != socket.gethostname() else None
+
+
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
     """Return the recorded progress, or LOST for jobs whose owner has died."""
     return {job.id: _progress(job) for job in jobs}
