@@ -96,7 +96,7 @@ def _rebuild(source: Path, target: Path, config: dict[str, Any], imports: Sequen
             own.update(module=module, class_name=name, registered_name=None)
             own["config"] = _known_to(getattr(keras.layers, name), own["config"])
         plain = keras.saving.deserialize_keras_object(config)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: a Lambda layer, in safe mode
         raise UsageError(
             f"{source}: {str(error).splitlines()[0]} Name the modules that define your own "
             "layers: --import MODULE"

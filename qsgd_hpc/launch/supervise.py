@@ -66,6 +66,7 @@ _PARENT_DIED = signal.SIGRTMIN + 5
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_AFTER_S = 4.0  # between SIGTERM and SIGKILL; below what mpiexec and schedulers allow
+_STOP_S = 28.0  # the same, if the rank has a handler: it may write a checkpoint; Slurm allows 30 s
 _LEFTOVER_S = 2.0  # for processes that a rank left behind
 
 
@@ -128,6 +129,15 @@ def _clean_up(group: int, since_s: float) -> None:
     while _signal_group(group, signal.SIGKILL) and time.monotonic() < gone_by_s:
         time.sleep(0.01)
     _clear_shared_memory(since_s)
+
+
+def _runs_a_job(pid: int) -> bool:
+    """Return whether a process runs a job of this machine, which the rank has submitted."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as words:  # noqa: PTH123 (pathlib is slow to import)
+            return b"\0qsgd_hpc.jobs.local_runner\0" in words.read()
+    except OSError:
+        return False
 
 
 def _children() -> set[int]:
@@ -235,7 +245,8 @@ class Supervisor:
         """Signal the rank's process group, and kill it if it has not ended after _KILL_AFTER_S."""
         _signal_group(self.pid, signum)
         if self.kill_at_s is None:
-            self.kill_at_s = time.monotonic() + _KILL_AFTER_S
+            stops = signum == signal.SIGTERM and catches(self.pid, signum)
+            self.kill_at_s = time.monotonic() + (_STOP_S if stops else _KILL_AFTER_S)
 
     def handle_signals(self) -> None:
         """Handle signals that arrived since the last call, and deadlines."""
@@ -264,6 +275,7 @@ class Supervisor:
         """
         left = _signal_group(self.pid, signum)
         daemons = _children() - {self.pid, self.watcher} if self.status is not None else set()
+        daemons = {pid for pid in daemons if not _runs_a_job(pid)}
         for pid in daemons:
             with contextlib.suppress(ChildProcessError, ProcessLookupError):
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
