@@ -319,6 +319,11 @@ def test_backward_passes_are_counted_whatever_makes_the_optimizer():
     text = """
 import torch
 
+class Net(torch.nn.Module):
+    def configure_optimizers(self, lr):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=lr)
+        return optimizer
+
 accumulation = 4
 model = Net()
 optimizer = model.configure_optimizers(1e-3)

@@ -90,8 +90,9 @@ def entries(script: Script, node: cst.CSTNode) -> list[cst.CSTNode]:
             found.append(each)
             continue
         for entry in each.elements:
-            known = isinstance(entry, cst.DictElement) and isinstance(entry.key, cst.SimpleString)
-            if not known:
+            if not isinstance(entry, cst.DictElement):
+                return []
+            if not isinstance(entry.key, cst.SimpleString):
                 return []
             if entry.key.raw_value == key.value.raw_value:
                 has = True
