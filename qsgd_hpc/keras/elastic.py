@@ -133,27 +133,21 @@ class CommitStateCallback(BatchCounter):
         self.state.commit()
 
 
-class _EpochWatch(keras.callbacks.Callback):
+class _EpochWatch(BatchCounter):
     """Base class of callbacks that must not take an epoch that was stopped early for a whole one.
 
     Keras calls ``on_epoch_end`` also if a callback has stopped the training after a batch.
     """
 
-    _batches = 0
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Begin to count."""
-        self._batches = 0
-
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Count."""
-        self._batches = batch + 1
+        self.advance(batch)
 
     @property
     def complete(self) -> bool:
         """Whether the epoch that ends has had all its batches."""
         steps = (self.params or {}).get("steps")
-        return not (self.model.stop_training and steps is not None and self._batches < steps)
+        return not (self.model.stop_training and steps is not None and self._last + 1 < steps)
 
 
 class UpdateBatchStateCallback(_EpochWatch):

@@ -125,7 +125,7 @@ def _environment(
     env |= bits
     if options.ranks_per_node is not None and options.network is None:
         env["QSGD_RANKS_PER_NODE"] = str(options.ranks_per_node)
-    env |= {**options.env, **bits}
+    env |= {**options.env, **bits}  # --bits comes before --env
     env["QSGD_RANKS"] = str(options.ranks)  # init compares it with the ranks that MPI sees
     folders = [str(HOROVOD)] if options.horovod else []
     folders += [str(START_UP)] if options.sets_torchrun else []

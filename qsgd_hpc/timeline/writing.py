@@ -15,14 +15,15 @@ from qsgd_hpc.timeline import traces
 if TYPE_CHECKING:
     from qsgd_hpc.runtime.basics import Context
 
-__all__ = ["start", "start_from_environment", "stop", "zero_s"]
+__all__ = ["start", "start_from_environment", "stop"]
 
+_RANK = "{rank}"
 _TAG = 77  # the engine's messages on this communicator have tags 1 to 4
 _ROUNDS = 20
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def zero_s(comm: Any) -> float:
+def _zero_s(comm: Any) -> float:
     """Return the time origin of the job on this rank's ``time.monotonic()``; collective.
 
     Exact on rank 0's host, whose ranks share a clock. For each other rank, rank 0 requests its time
@@ -60,9 +61,6 @@ def _offset_s(comm: Any, rank: int) -> float:
         received = time.monotonic()
         answers.append((received - sent, theirs - (sent + received) / 2))
     return float(min(answers)[1])
-
-
-_RANK = "{rank}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def _start(context: Context, files: Files, mark_cycles: bool, together: bool) ->
     """Start on this rank; with ``together``, all ranks raise an error of any of them."""
     global _files
     writes = files.all_ranks or context.rank == 0
-    zero = {"zero_s": zero_s(context.comm)} if files.all_ranks else {}
+    zero = {"zero_s": _zero_s(context.comm)} if files.all_ranks else {}
     path = files.of_rank(context.rank)
     fault = _try_start(context.engine, path, mark_cycles, zero) if writes else None
     faults = context.comm.allgather(fault) if together else [fault]

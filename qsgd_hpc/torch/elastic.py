@@ -54,9 +54,9 @@ class _TrainedPart(StatefulPart):
     def begin_again(self) -> None:
         """Drop the gradients of the step that failed: a script may clear them after steps only."""
         model = isinstance(self.value, torch.nn.Module)
-        groups = [{"params": self.value.parameters()}] if model else self.value.param_groups
-        for parameter in (p for group in groups for p in group["params"]):
-            parameter.grad = None
+        # Not DistributedOptimizer's own, which refuses while gradients are being averaged.
+        zero_grad = torch.nn.Module.zero_grad if model else torch.optim.Optimizer.zero_grad
+        zero_grad(self.value)
 
 
 class _ScalerPart(StatefulPart):

@@ -168,19 +168,17 @@ def _initialised(plan: Plan) -> None:
     """Broadcast after a session initialises its variables, or restores them."""
     script = plan.script
     found = False
-    for call in script.calls:
-        if (
-            not isinstance(call.func, cst.Attribute)
-            or call.func.attr.value != "run"
-            or not call.args
-        ):
+    runs = [
+        (call, call.func.value)
+        for call in script.calls
+        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "run"
+    ]
+    training = [call for call, _ in runs if _is_repeated(script, call)]
+    for call, made_by in runs:
+        if not call.args or not _initialiser(script, script.value(call.args[0].value)):
             continue
-        made = script.value(call.args[0].value)
-        if not _initialiser(script, made):
-            continue
-        training = [run for run in script.calls if _in_loop(script, run)]
         statement = last_with_call(script, plan.anchor(call), "Saver().restore", training)
-        session = script.code(call.func.value)
+        session = script.code(made_by)
         line = f"{session}.run(hvd.broadcast_global_variables(0))"
         plan.after(statement, *plan.comment(6, ALIKE, statement), line)
         found = True
@@ -189,10 +187,8 @@ def _initialised(plan: Plan) -> None:
         plan.todo(opened, "session.run(hvd.broadcast_global_variables(0)) when it has variables.")
 
 
-def _in_loop(script: Script, call: cst.Call) -> bool:
-    """Return whether a call runs a session once for each turn of a loop."""
-    runs = isinstance(call.func, cst.Attribute) and call.func.attr.value == "run"
-    return runs and any(isinstance(each, cst.For | cst.While) for each in script.ancestors(call))
+def _is_repeated(script: Script, call: cst.Call) -> bool:
+    return any(isinstance(each, cst.For | cst.While) for each in script.ancestors(call))
 
 
 def _initialiser(script: Script, node: cst.CSTNode) -> bool:

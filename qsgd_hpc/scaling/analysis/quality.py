@@ -278,8 +278,8 @@ def cut_short(attempt: Attempt) -> bool:
 
     The network has then learnt almost nothing, and its test result depends on chance.
     """
-    # The study's own --steps is the last argument; one of the user, before the batch, may be of
-    # any length or meaning.
+    # The study's own --steps comes last; one of the user's, which comes first, may end an epoch or
+    # many.
     words = tuple(attempt.provenance.get("command", ()))
     limited = words[-2:-1] == ("--steps",)
     return limited and sum(r.get("event") == "epoch" for r in attempt.records) <= 1

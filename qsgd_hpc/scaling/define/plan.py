@@ -104,9 +104,7 @@ def script_args(study: Study, point: Point) -> tuple[str, ...]:
     program = study.program(point.case)
     total = global_batch(study, point)
     batch = program.batch_words(study.mode, global_batch=total, ranks=point.ranks)
-    limits = {"--epochs": program.epochs, "--steps": program.steps}
-    words = [w for name, v in limits.items() if v is not None for w in (name, str(v))]
-    return (*program.args, *batch, *words)
+    return (*program.args, *batch, *program.limit_words())
 
 
 def global_batch(study: Study, point: Point) -> int:

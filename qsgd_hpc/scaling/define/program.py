@@ -75,6 +75,16 @@ class Program:
         fields = {"global_batch": global_batch, "rank_batch": global_batch // ranks}
         return [word.format(**fields) for word in words]
 
+    @property
+    def limits(self) -> dict[str, int]:
+        """The script's options that limit a run, as far as the study sets them."""
+        given = {"--epochs": self.epochs, "--steps": self.steps}
+        return {option: value for option, value in given.items() if value is not None}
+
+    def limit_words(self) -> list[str]:
+        """Return the script's arguments for the limits of a run."""
+        return [word for option, value in self.limits.items() for word in (option, str(value))]
+
     def unknown_batch_option(self, mode: str) -> str | None:
         """Return the option for the batch if the script's text does not have it.
 
@@ -100,9 +110,8 @@ class Program:
                     f"{option} follows the script, but the study sets the batch of every point. "
                     "Put --batch-size B before the script."
                 )
-        limits = {"--epochs": self.epochs, "--steps": self.steps}
-        for option, value in limits.items():
-            if value is not None and value < 1:
+        for option, value in self.limits.items():
+            if value < 1:
                 yield f"{option} {value}: expected at least 1."
         for batch in self.batch_sizes:
             if batch < 1:

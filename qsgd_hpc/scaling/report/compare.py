@@ -176,12 +176,10 @@ def _pair(mine: tuple[CaseAnalysis, Row], theirs: tuple[CaseAnalysis, Row]) -> P
 
 def _arguments(report: Report) -> str:
     """Return the arguments and limits of the trainings."""
-    found = []
-    for program in report.study.programs:
-        limits = {"--epochs": program.epochs, "--steps": program.steps}
-        words = [*program.args, *(w for n, v in limits.items() if v for w in (n, str(v)))]
-        found.append(f"{program.name}: {shlex.join(words) or 'none'}")
-    return "; ".join(found)
+    return "; ".join(
+        f"{each.name}: {shlex.join([*each.args, *each.limit_words()]) or 'none'}"
+        for each in report.study.programs
+    )
 
 
 def _differences(report: Report, other: Report) -> tuple[tuple[str, str, str], ...]:

@@ -31,6 +31,8 @@ from qsgd_hpc.tensorflow.ops._run import as_rows, run, with_unknown_rows, withou
 
 __all__ = ["allreduce", "grouped_allreduce", "grouped_reducescatter", "reducescatter"]
 
+Slices = tf.IndexedSlices
+
 
 class _Widened:
     """A compressor that sends integers as int64, whose sum does not wrap before the division."""
@@ -110,9 +112,6 @@ def reduce_all(
     ]
     made = run(f"qsgd_{kind}", operations, tensors=[p.to_send for p in prepared])
     return [p.finish(reduced) for p, reduced in zip(prepared, made, strict=True)]
-
-
-Slices = tf.IndexedSlices
 
 
 @without_autograph

@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 Tensors = Sequence[torch.Tensor]
+Splits = Sequence[int] | torch.Tensor | None
 
 
 class Allgather(Collective):
@@ -108,9 +109,6 @@ def grouped_allgather(
 ) -> list[torch.Tensor]:
     """Gather several tensors, which complete or fail together; see :func:`allgather`."""
     return run(Allgather(name, process_set, grouped=True), tensors)
-
-
-Splits = Sequence[int] | torch.Tensor | None
 
 
 class Alltoall(Collective):
