@@ -12,6 +12,9 @@
 job_dir=/home/me/.qsgd-hpc/jobs/machine-7
 mkdir -p -- "$job_dir" || exit 1
 launcher='' terminated=''
+# Those of the job whose script has submitted this one.
+unset QSGD_ATTEMPT
+case ${TORCHELASTIC_RUN_ID-} in qsgd-*) unset MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID ;; esac
 event() { printf '{"at": %s, "event": "%s"%s}\n' "$(date +%s)" "$1" "${2-}" >> "$job_dir/events.jsonl"; }
 finish() {
     [ -n "$terminated" ] || printf '%s\n' "$1" > "$job_dir/outcome"
