@@ -28,6 +28,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 # Python compiles what is imported; pip would compile every module of every package, for a minute.
 PIP := bin/pip install --quiet --no-compile --constraint constraints.txt
+# Imported, and so compiled, once here: later, every process of the tests would do it at once.
+IMPORTED := jax, keras, matplotlib.pyplot, scipy.stats, tensorflow, torch._inductor, torch.distributed.fsdp
 EXTRAS := mpich torch keras jax data docs dev
 # Prints an action, runs it, and runs it once more if it fails.
 TWICE := .ci/twice
@@ -46,7 +48,7 @@ help: ## Show these targets
 setup: $(VENV)/.ready ## Create the environment and build the package into it
 
 # Compiles while pip downloads and unpacks what the package needs: the two share no file.
-$(VENV)/.ready: pyproject.toml setup.py building/compiler.py building/kernels.py constraints.txt $(shell find csrc -name '*.cc' -o -name '*.cu' -o -name '*.h')
+$(VENV)/.ready: pyproject.toml setup.py building/compiler.py building/kernels.py building/units.py constraints.txt $(shell find csrc -name '*.cc' -o -name '*.cu' -o -name '*.h')
 	@echo "== setting up $(VENV) (a few minutes the first time) =="
 	@test -x $(VENV)/bin/pip || $(TWICE) 'making $(VENV)' $(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python -m building.compiler | xargs --no-run-if-empty $(TWICE) 'installing a C++ compiler' $(VENV)/$(PIP)
@@ -54,6 +56,7 @@ $(VENV)/.ready: pyproject.toml setup.py building/compiler.py building/kernels.py
 	@$(TWICE) 'building qsgd-hpc' $(VENV)/$(PIP) --no-deps --editable . & building=$$!; \
 	  $(TWICE) 'installing PyTorch, TensorFlow, JAX and what qsgd-hpc needs' $(VENV)/$(PIP) \
 	      '$(TORCH)' '$(TENSORFLOW)' '$(JAX)' --requirement build/needs.txt \
+	    && $(VENV)/bin/python -W ignore -c 'import $(IMPORTED)' \
 	    || { wait $$building; exit 1; }; \
 	  wait $$building
 	@touch $@

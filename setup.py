@@ -23,6 +23,7 @@ from setuptools.command.build_ext import build_ext
 from building.compiler import Compiler, architecture, choose
 from building.kernels import NO_KERNELS, kernel_compiler
 from building.kernels import SOURCES as OF_KERNELS
+from building.units import PLACE, units
 
 ROOT = Path(__file__).parent
 # A wheel for another processor has that processor in its name and in those of its libraries.
@@ -34,6 +35,7 @@ if architecture(TARGET) != platform.machine():
     )
 # Files for users to read, copy and edit are at the top level, and imported as qsgd_hpc._data.*.
 DATA = ("jobs", "templates", "scaling")
+OURS = ("csrc/", f"{PLACE}/")
 # Editable installs keep their objects here, so that a change compiles only what depends on it.
 KEPT = ROOT / "build" / "objects"
 
@@ -44,7 +46,8 @@ def is_stale(compiled: str | Path, source: str = "") -> bool:
     depends = path.with_suffix(".d")  # written by -MMD
     if not path.exists() or not depends.exists():
         return True
-    files = [ROOT / word for word in depends.read_text().split() if word.startswith("csrc/")]
+    words = depends.read_text().split()
+    files = [ROOT / word for word in words if word.startswith(OURS)]
     return any(not p.exists() or p.stat().st_mtime > path.stat().st_mtime for p in files)
 
 
@@ -58,7 +61,7 @@ OF_TENSORFLOW = [s for s in SOURCES if s.startswith("csrc/tensorflow/")]
 
 core = Pybind11Extension(
     "qsgd_hpc._core",
-    [s for s in SOURCES if s not in OF_TENSORFLOW],
+    units((s for s in SOURCES if s not in OF_TENSORFLOW), ROOT),
     include_dirs=["csrc"],
     depends=sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.h")),
     cxx_std=17,
@@ -68,7 +71,7 @@ core = Pybind11Extension(
 # Not a Python module: tf.load_op_library() loads it.
 tensorflow = Extension(
     "qsgd_hpc.tensorflow._ops",
-    OF_TENSORFLOW,
+    units(OF_TENSORFLOW, ROOT),
     include_dirs=["csrc"],
     depends=core.depends,
     extra_compile_args=["-std=c++17", "-g0", "-fvisibility=hidden", *FLAGS],
@@ -120,7 +123,7 @@ def keep_bindings_apart(compiler: Any) -> None:
     def compile_source(
         obj: str, src: str, ext: str, cc_args: list[str], flags: list[str], *rest: Any
     ) -> None:
-        if src.startswith("csrc/bindings/"):
+        if src.startswith(f"{PLACE}/bindings_"):
             flags = ["-O1" if word == "-O3" else word for word in flags]
         else:
             cc_args = [word for word in cc_args if word == "-Icsrc" or not word.startswith("-I")]

@@ -1,6 +1,8 @@
 """Choice of the compiler of the GPU kernels and of its targets.
 
 QSGD_GPU=auto uses nvcc if it is found, none builds no kernels; cuda and hip require nvcc and hipcc.
+QSGD_GPU_TARGETS names targets instead of all that the compiler supports: sm_90 (machine code) or
+compute_80 (PTX) for nvcc, gfx90a for hipcc, with commas.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,11 +82,12 @@ def kernel_compiler(environ: Mapping[str, str] = os.environ) -> KernelCompiler |
     if wanted not in ("auto", "none", "cuda", "hip"):
         raise SystemExit(f"QSGD_GPU={wanted}: expected auto, none, cuda or hip")
     path = environ.get("PATH")
+    targets = [name for name in environ.get("QSGD_GPU_TARGETS", "").split(",") if name]
     if wanted == "hip":
         hipcc = shutil.which("hipcc", path=path) or shutil.which("/opt/rocm/bin/hipcc")
         if not hipcc:
             raise SystemExit(f"QSGD_GPU=hip: hipcc is not on PATH. Load the module, {NO_KERNELS}")
-        return _hip(hipcc)
+        return _hip(hipcc, targets)
     home = environ.get("CUDA_HOME", "/usr/local/cuda")
     nvcc = environ.get("CUDACXX") or shutil.which("nvcc", path=path)
     nvcc = nvcc or shutil.which(f"{home}/bin/nvcc")
@@ -92,45 +95,53 @@ def kernel_compiler(environ: Mapping[str, str] = os.environ) -> KernelCompiler |
         raise SystemExit(f"QSGD_GPU=cuda: nvcc is not on PATH. Load the module, {NO_KERNELS}")
     if wanted == "auto" and not shutil.which(environ.get("NVCC_CCBIN") or "gcc", path=path):
         return None  # nvcc needs a host compiler
-    return _cuda(nvcc) if nvcc and wanted != "none" else None
+    return _cuda(nvcc, targets) if nvcc and wanted != "none" else None
 
 
-def _cuda(nvcc: str) -> KernelCompiler:
-    """Return nvcc with the targets that it supports; CUDA 13, for example, has dropped 70."""
+def _cuda(nvcc: str, targets: Sequence[str]) -> KernelCompiler:
+    """Return nvcc with these targets, or with all that it supports; CUDA 13 has dropped sm_70."""
 
     def ask(option: str) -> str:
         return subprocess.run([nvcc, option], capture_output=True, text=True, check=True).stdout
 
     known = {int(number) for number in re.findall(r"compute_(\d+)", ask("--list-gpu-arch"))}
-    targets = [target for target in CUDA_TARGETS if target in known] or [max(known)]
+    if not targets:
+        numbers = [number for number in CUDA_TARGETS if number in known] or [max(known)]
+        targets = [*(f"sm_{number}" for number in numbers), f"compute_{numbers[-1]}"]
+    names = {f"{kind}_{number}" for kind in ("sm", "compute") for number in known}
+    if unknown := [name for name in targets if name not in names]:
+        raise SystemExit(
+            f"QSGD_GPU_TARGETS={','.join(unknown)}: {nvcc} supports {', '.join(sorted(names))}"
+        )
+    codes = [f"-gencode=arch=compute_{name.rpartition('_')[2]},code={name}" for name in targets]
+    machine_code = [name for name in targets if name.startswith("sm_")]
+    words = [", ".join(machine_code), "PTX" if len(machine_code) < len(targets) else ""]
     release = re.search(r"release ([\d.]+)", ask("--version"))
-    words = ", ".join(f"sm_{target}" for target in targets)
-    codes = [f"-gencode=arch=compute_{t},code=sm_{t}" for t in targets]
-    codes.append(f"-gencode=arch=compute_{targets[-1]},code=compute_{targets[-1]}")
-    built = f"CUDA {release[1] if release else '?'}: {words} and PTX"
+    built = f"CUDA {release[1] if release else '?'}: {' and '.join(filter(None, words))}"
     command = (nvcc, "--threads=0", "--fmad=false", "-cudart=static", _define_built(built),
                "-Xcompiler=-fPIC,-fvisibility=hidden", *codes)  # fmt: skip
     return KernelCompiler(nvcc, command)
 
 
-def _hip(hipcc: str) -> KernelCompiler:
-    """Return hipcc with the targets that it supports; before ROCm 6, not 942."""
+def _hip(hipcc: str, wanted: Sequence[str]) -> KernelCompiler:
+    """Return hipcc with these targets, or with all that it supports; before ROCm 6, not gfx942."""
     # If CUDA is installed, hipcc would compile for that by default.
     words = ("env", "HIP_PLATFORM=amd", hipcc, "-x", "hip")
 
     def ask(*options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*words, *options], capture_output=True, text=True, check=False)
 
-    targets, why = [], ""
-    for target in HIP_TARGETS:
+    asked, targets, why = wanted or HIP_TARGETS, [], ""
+    for target in asked:
         tried = ask(f"--offload-arch={target}", "-fsyntax-only", os.devnull)
         if tried.returncode == 0:
             targets.append(target)
         else:
             why = (tried.stderr.strip().splitlines() or ["no message"])[-1]
-    if not targets:
+    if not targets or (wanted and len(targets) < len(wanted)):
+        missing = [target for target in asked if target not in targets]
         raise SystemExit(
-            f"QSGD_GPU=hip: {hipcc} compiles for none of {', '.join(HIP_TARGETS)} ({why}). "
+            f"QSGD_GPU=hip: {hipcc} does not compile for {', '.join(missing)} ({why}). "
             f"Load another module, {NO_KERNELS}"
         )
     release = re.search(r"HIP version: (\d+\.\d+)", ask("--version").stdout)

@@ -406,7 +406,14 @@ TABLE: dict[str, Variable] = {
 }
 
 
-OF_BUILDS = ("QSGD_BUILD_JOBS", "QSGD_CXXFLAGS", "QSGD_GPU", "QSGD_TEST_MXNET", "QSGD_TEST_PYTHON")
+OF_BUILDS = (
+    "QSGD_BUILD_JOBS",
+    "QSGD_CXXFLAGS",
+    "QSGD_GPU",
+    "QSGD_GPU_TARGETS",
+    "QSGD_TEST_MXNET",
+    "QSGD_TEST_PYTHON",
+)
 """Variables of the build and the tests."""
 
 

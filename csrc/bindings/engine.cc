@@ -74,8 +74,8 @@ EngineConfig make_config(uint64_t seed, size_t fusion_bytes, const std::string& 
   return config;
 }
 
-EnginePtr over_mpi(const MpiFacts& facts, EngineConfig config,
-                   const std::optional<NodeFacts>& node) {
+EnginePtr engine_over_mpi(const MpiFacts& facts, EngineConfig config,
+                          const std::optional<NodeFacts>& node) {
   auto abort = std::make_shared<AbortFlag>();
   auto transport = make_mpi_transport(facts, abort);
   auto shared = node ? std::make_unique<SharedNode>(*node, *transport) : nullptr;
@@ -84,8 +84,8 @@ EnginePtr over_mpi(const MpiFacts& facts, EngineConfig config,
       DeleteWhereMade<Engine>());
 }
 
-EnginePtr over_threads(const std::shared_ptr<ThreadWorld>& world, int rank, EngineConfig config,
-                       const std::optional<int>& ranks_per_node) {
+EnginePtr engine_over_threads(const std::shared_ptr<ThreadWorld>& world, int rank,
+                              EngineConfig config, const std::optional<int>& ranks_per_node) {
   auto transport = std::make_unique<ThreadTransport>(world, rank);
   auto shared = ranks_per_node ? make_thread_node(*world, *transport, *ranks_per_node) : nullptr;
   return EnginePtr(
@@ -218,9 +218,9 @@ void bind_engine(py::module_& m) {
   EngineClass engine(m, "Engine");
   bind_start(engine);
   engine
-      .def_static("over_mpi", &over_mpi, py::arg("facts"), py::arg("config"),
+      .def_static("over_mpi", &engine_over_mpi, py::arg("facts"), py::arg("config"),
                   py::arg("node") = py::none())
-      .def_static("over_threads", &over_threads, py::arg("world"), py::arg("rank"),
+      .def_static("over_threads", &engine_over_threads, py::arg("world"), py::arg("rank"),
                   py::arg("config"), py::arg("ranks_per_node") = py::none())
       .def(
           "watch",

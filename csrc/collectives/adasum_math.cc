@@ -8,7 +8,7 @@ namespace qsgd {
 namespace {
 
 constexpr int kLanes = 8;  // a fixed number, so that every instruction set gives the same sums
-constexpr size_t kBlock = 1024;
+constexpr size_t kPairs = 1024;
 
 template <class T>
 QSGD_INLINE Dots dots_loop(const T* a, const T* b, size_t count) {
@@ -51,9 +51,9 @@ void combine_64(double* own, double by_own, const double* other, double by_other
 // Calls f(offset in bytes, count, float32 buffer for a, the same for b) for each block.
 template <class F>
 void for_blocks(DType dtype, size_t count, F&& f) {
-  float a[kBlock], b[kBlock];
-  for (size_t at = 0; at < count; at += kBlock) {
-    f(at * facts(dtype).size, std::min(kBlock, count - at), a, b);
+  float a[kPairs], b[kPairs];
+  for (size_t at = 0; at < count; at += kPairs) {
+    f(at * facts(dtype).size, std::min(kPairs, count - at), a, b);
   }
 }
 

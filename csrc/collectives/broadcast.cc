@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
+#include "collectives/schedule.h"
+
 namespace qsgd {
 namespace {
-
-constexpr size_t kSegmentBytes = size_t{256} << 10;
 
 // Positions are relative to the root.
 struct Line {

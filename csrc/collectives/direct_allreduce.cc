@@ -16,13 +16,11 @@
 namespace qsgd {
 namespace {
 
-// Of a chunk: large compared with the cost of a message, small enough to be summed in cache.
-constexpr size_t kSegmentBytes = size_t{256} << 10;
 constexpr size_t kGranule = 64;  // elements; keeps parts aligned
 // Segments whose addends are in flight while an earlier one is summed.
-constexpr size_t kAhead = 2;
+constexpr size_t kTurnsAhead = 2;
 
-// Buffers and requests of one segment in flight; every (kAhead + 1)-th segment reuses them.
+// Buffers and requests of one segment in flight; every (kTurnsAhead + 1)-th segment reuses them.
 struct Turn {
   std::vector<char> addends;   // of every rank, for the part owned by this rank
   std::vector<char> outgoing;  // for every rank, if they must be packed
@@ -42,10 +40,10 @@ class Direct {
 
   void run() {
     const size_t segments = (largest_chunk() + segment_ - 1) / segment_;
-    for (size_t k = 0; k < segments + kAhead + 1; ++k) {
-      if (k >= kAhead + 1) finish(k - kAhead - 1);
+    for (size_t k = 0; k < segments + kTurnsAhead + 1; ++k) {
+      if (k >= kTurnsAhead + 1) finish(k - kTurnsAhead - 1);
       if (k < segments) scatter(k);
-      if (k >= kAhead && k - kAhead < segments) reduce(k - kAhead);
+      if (k >= kTurnsAhead && k - kTurnsAhead < segments) reduce(k - kTurnsAhead);
     }
   }
 
@@ -61,7 +59,7 @@ class Direct {
     const size_t begin = std::min(whole.end, whole.begin + segment * segment_);
     return {begin, std::min(whole.end, begin + segment_)};
   }
-  Turn& turn(size_t segment) { return (*turns_)[segment % (kAhead + 1)]; }
+  Turn& turn(size_t segment) { return (*turns_)[segment % (kTurnsAhead + 1)]; }
   size_t bytes(const Range& range) const { return range.size() * stream_.element(); }
   // Place of rank `peer` in a buffer with one segment per rank.
   char* place(std::vector<char>& buffer, int peer) {
@@ -141,7 +139,7 @@ class Direct {
   const int rank_;
   const size_t segment_;
   TreeSum sum_;
-  KeptOnFailure<std::vector<Turn>> turns_{std::vector<Turn>(kAhead + 1)};
+  KeptOnFailure<std::vector<Turn>> turns_{std::vector<Turn>(kTurnsAhead + 1)};
 };
 
 }  // namespace

@@ -15,8 +15,8 @@
 namespace qsgd {
 namespace {
 
-constexpr size_t kBlock = 8192;      // its sum, 32 KB, fits in the L1 cache
-constexpr size_t kSampleEvery = 16;  // buckets; their decoding costs about 1/16 of a decoding pass
+constexpr size_t kCodedBlock = 8192;  // its sum, 32 KB, fits in the L1 cache
+constexpr size_t kSampleEvery = 16;   // buckets; their decoding costs about 1/16 of a decoding pass
 
 bool takes_own(const Terms& terms) {
   return std::find(terms.begin(), terms.end(), kOwn) != terms.end();
@@ -92,7 +92,7 @@ HostCoder::HostCoder(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
       workers_(workers),
       scratch_(workers == nullptr ? 1 : static_cast<size_t>(workers->threads())) {
   check_compressible(args);
-  size_t block = kBlock;
+  size_t block = kCodedBlock;
   for (const ReduceTensor& tensor : tensors) {
     check(tensor.spec);
     block = std::max<size_t>(block, tensor.spec.bucket);
@@ -116,7 +116,7 @@ void HostCoder::for_each_block(const Segment& segment, const Work& work) {
   std::vector<Block> blocks;
   for (const Piece& piece : segment.pieces) {
     const size_t bucket = tensors_[piece.tensor].spec.bucket;
-    const size_t step = std::max<size_t>(kBlock / bucket, 1) * bucket;
+    const size_t step = std::max<size_t>(kCodedBlock / bucket, 1) * bucket;
     for (size_t at = 0; at < piece.count; at += step) {
       blocks.push_back({&piece, at, std::min(step, piece.count - at)});
     }

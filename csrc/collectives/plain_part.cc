@@ -8,7 +8,7 @@
 namespace qsgd {
 namespace {
 
-constexpr size_t kBlock = 2048;  // elements summed at a time, in the L1 cache
+constexpr size_t kSumBlock = 2048;  // elements summed at a time, in the L1 cache
 
 }  // namespace
 
@@ -66,9 +66,9 @@ void PlainPart::mean(const Terms& addends, size_t count, char* out) const {
             });
     return;
   }
-  float sum[kBlock], addend[kBlock];
-  for (size_t at = 0; at < count; at += kBlock) {
-    const size_t part = std::min(kBlock, count - at);
+  float sum[kSumBlock], addend[kSumBlock];
+  for (size_t at = 0; at < count; at += kSumBlock) {
+    const size_t part = std::min(kSumBlock, count - at);
     to_floats(addends[0] + at * element_, dtype_, part, sum);
     for (size_t rank = 1; rank < addends.size(); ++rank) {
       to_floats(addends[rank] + at * element_, dtype_, part, addend);

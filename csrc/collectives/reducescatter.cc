@@ -5,14 +5,13 @@
 #include <string>
 
 #include "collectives/exchange.h"
+#include "collectives/schedule.h"
 #include "collectives/tree_sum.h"
 #include "common/error.h"
 #include "common/kept.h"
 
 namespace qsgd {
 namespace {
-
-constexpr size_t kSegmentBytes = size_t{256} << 10;
 
 class ReduceScatter {
  public:

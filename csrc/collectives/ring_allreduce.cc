@@ -9,14 +9,14 @@
 namespace qsgd {
 namespace {
 
-struct Chunk {
+struct Part {
   char* data;
   size_t count;
 };
 
 // Calls f(tensor, range, pointer into the chunk) for every tensor's part of every chunk.
 template <class F>
-void for_each_part(std::vector<ReduceTensor>& tensors, const std::vector<Chunk>& chunks,
+void for_each_part(std::vector<ReduceTensor>& tensors, const std::vector<Part>& chunks,
                    size_t element, F&& f) {
   const int size = static_cast<int>(chunks.size());
   for (int owner = 0; owner < size; ++owner) {
@@ -31,9 +31,9 @@ void for_each_part(std::vector<ReduceTensor>& tensors, const std::vector<Chunk>&
 
 // Lays the chunks out one after another, each with its part of every tensor. A single tensor is not
 // copied.
-std::vector<Chunk> lay_out(std::vector<ReduceTensor>& tensors, int size, size_t element,
-                           std::vector<char>& buffer) {
-  std::vector<Chunk> chunks;
+std::vector<Part> lay_out(std::vector<ReduceTensor>& tensors, int size, size_t element,
+                          std::vector<char>& buffer) {
+  std::vector<Part> chunks;
   if (tensors.size() == 1) {
     ReduceTensor& tensor = tensors.front();
     for (int owner = 0; owner < size; ++owner) {
@@ -57,17 +57,16 @@ std::vector<Chunk> lay_out(std::vector<ReduceTensor>& tensors, int size, size_t 
   return chunks;
 }
 
-constexpr size_t kSegmentBytes = size_t{256} << 10;
 constexpr size_t kAhead = 4;  // receives posted before the first is used
 
 // One turn round the ring, in segments: while a segment is summed, later ones are in flight.
 class Trip {
  public:
   // In step s this rank sends chunk (rank - s - shift) and receives the one before it.
-  Trip(Transport& transport, const std::vector<Chunk>& chunks, size_t element, Tag tag, int shift)
+  Trip(Transport& transport, const std::vector<Part>& chunks, size_t element, Tag tag, int shift)
       : transport_(transport), chunks_(chunks), element_(element), tag_(tag), shift_(shift) {
     size_t largest = 0;
-    for (const Chunk& c : chunks) largest = std::max(largest, c.count);
+    for (const Part& c : chunks) largest = std::max(largest, c.count);
     per_step_ = (largest + segment() - 1) / segment();
   }
 
@@ -92,18 +91,18 @@ class Trip {
   }
 
  private:
-  Chunk segment_of(size_t turn, int back) const {
+  Part segment_of(size_t turn, int back) const {
     const int size = transport_.size();
     const auto step = static_cast<int>(turn / per_step_);
     const int index = (transport_.rank() - step - shift_ - back + 3 * size) % size;
-    const Chunk& chunk = chunks_[static_cast<size_t>(index)];
+    const Part& chunk = chunks_[static_cast<size_t>(index)];
     const size_t begin = std::min(chunk.count, turn % per_step_ * segment());
     return {chunk.data + begin * element_, std::min(segment(), chunk.count - begin)};
   }
-  Chunk received_in(size_t turn) const { return segment_of(turn, 1); }
+  Part received_in(size_t turn) const { return segment_of(turn, 1); }
 
   void send(size_t turn) {
-    const Chunk from = segment_of(turn, 0);
+    const Part from = segment_of(turn, 0);
     finish(sends_[turn % kAhead]);
     if (from.count == 0) return;
     sends_[turn % kAhead] = transport_.isend((transport_.rank() + 1) % transport_.size(), tag_,
@@ -112,7 +111,7 @@ class Trip {
 
   template <class Target>
   void ask(size_t turn, Target&& target) {
-    const Chunk into = received_in(turn);
+    const Part into = received_in(turn);
     if (into.count == 0) return;
     const int size = transport_.size();
     receives_[turn % kAhead] = transport_.irecv((transport_.rank() + size - 1) % size, tag_,
@@ -126,7 +125,7 @@ class Trip {
   }
 
   Transport& transport_;
-  const std::vector<Chunk>& chunks_;
+  const std::vector<Part>& chunks_;
   const size_t element_;
   const Tag tag_;
   const int shift_;
@@ -141,7 +140,7 @@ void ring_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
   const int size = transport.size();
   const size_t element = facts(args.dtype).size;
   KeptOnFailure<std::vector<char>> buffer;
-  const std::vector<Chunk> chunks = lay_out(tensors, size, element, *buffer);
+  const std::vector<Part> chunks = lay_out(tensors, size, element, *buffer);
   for_each_part(tensors, chunks, element, [&](ReduceTensor& t, const Range& range, char* at) {
     const char* from = static_cast<const char*>(t.in) + range.begin * element;
     t.input_finite &= scale_copy(at, from, range.size(), args.dtype, args.prescale, 1);
@@ -153,12 +152,12 @@ void ring_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
   const auto place = [&](size_t turn) {
     return incoming->data() + turn % kAhead * scatter.segment() * element;
   };
-  scatter.run([&](size_t turn, const Chunk&) { return place(turn); },
-              [&](size_t turn, const Chunk& c) {
+  scatter.run([&](size_t turn, const Part&) { return place(turn); },
+              [&](size_t turn, const Part& c) {
                 reduce_into(c.data, place(turn), c.count, args.dtype, args.op);
               });
   Trip gather(transport, chunks, element, Tag::kGather, 0);
-  gather.run([](size_t, const Chunk& c) { return c.data; }, [](size_t, const Chunk&) {});
+  gather.run([](size_t, const Part& c) { return c.data; }, [](size_t, const Part&) {});
 
   const int divisor = args.op == ReduceOp::kAverage ? size : 1;
   for_each_part(tensors, chunks, element, [&](ReduceTensor& t, const Range& range, char* at) {

@@ -6,6 +6,10 @@
 
 namespace qsgd {
 
+// Of a message of a pipeline of exact elements: large compared with the cost of a message, small
+// enough to be summed in cache.
+constexpr size_t kSegmentBytes = size_t{256} << 10;
+
 struct Range {
   size_t begin = 0;
   size_t end = 0;

@@ -8,6 +8,8 @@
 
 namespace qsgd {
 
+using Seconds = std::chrono::duration<double>;
+
 struct CoarseClock {
   using duration = std::chrono::nanoseconds;
   using rep = duration::rep;

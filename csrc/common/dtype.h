@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "common/clones.h"
 
@@ -22,6 +23,7 @@ enum class DType : uint8_t {
 };
 
 constexpr int kDTypes = 9;
+constexpr float kLargestFloat = std::numeric_limits<float>::max();
 
 struct DTypeFacts {
   const char* name;

@@ -7,8 +7,6 @@
 namespace qsgd {
 namespace {
 
-using Seconds = std::chrono::duration<double>;
-
 constexpr std::chrono::milliseconds kWatch{50};
 constexpr std::chrono::milliseconds kGathering{1};
 

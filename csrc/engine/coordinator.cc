@@ -10,8 +10,6 @@ namespace {
 // Elements per message coded on a device: a launch and its completion check cost about 20 us.
 constexpr size_t kDeviceSegment = size_t{1} << 22;
 
-using Seconds = std::chrono::duration<double>;
-
 constexpr size_t kRanksListed = 8;
 constexpr size_t kKeysListed = 4;
 

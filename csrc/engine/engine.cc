@@ -4,10 +4,11 @@
 #include <iterator>
 #include <utility>
 
+#include "common/coarse_clock.h"
+
 namespace qsgd {
 namespace {
 
-using Seconds = std::chrono::duration<double>;
 const char* const kJoinName = "join";
 
 Error name_taken(const std::string& name) {

@@ -71,7 +71,7 @@ void Lifeline::close(bool goodbye) {
   if (!thread_.joinable()) return;
   if (goodbye) send_to_all(kGoodbye, "", rank_);
   const char end = 0;
-  while (write(wake_[1], &end, 1) < 0 && errno == EINTR) {
+  while (::write(wake_[1], &end, 1) < 0 && errno == EINTR) {
   }
   thread_.join();
   for (const Peer& peer : peers_) ::close(peer.fd);
@@ -138,7 +138,7 @@ void Lifeline::enforce(const std::string& loss) {
   if (noticed_()) return;
   const std::string line = "qsgd-hpc: rank " + std::to_string(rank_) + " ends because " + loss +
                            " (This rank called no collective in the meantime.)\n";
-  (void)!write(STDERR_FILENO, line.data(), line.size());
+  (void)!::write(STDERR_FILENO, line.data(), line.size());
   _exit(1);
 }
 

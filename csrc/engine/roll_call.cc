@@ -21,7 +21,7 @@ namespace {
 
 // /proc/net/unix shows an abstract name with @ for its leading zero byte.
 constexpr const char* kSockets = "/proc/net/unix";
-constexpr int kChecks = 4;
+constexpr int kChecksPerWarning = 4;
 constexpr const char* kPrefix = "qsgd-init-";
 
 int hold_name(const std::string& name) {
@@ -89,7 +89,7 @@ void RollCall::watch() {
   double warn_s = warning_s_ > 0 ? within(warning_s_) : shutdown_s_;
   // Looks more often than it warns: a rank that has called init() and given up since is not
   // missing.
-  const double check_s = warn_s / kChecks;
+  const double check_s = warn_s / kChecksPerWarning;
   double next_s = check_s;
   std::set<int> here;
   std::unique_lock<std::mutex> lock(mutex_);

@@ -1,12 +1,8 @@
 #include "engine/wait_meter.h"
 
+#include "common/coarse_clock.h"
+
 namespace qsgd {
-namespace {
-
-using Seconds = std::chrono::duration<double>;
-
-}  // namespace
-
 void WaitMeter::begin(Clock::time_point now) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (threads_++ == 0) since_ = now;

@@ -11,7 +11,7 @@ namespace {
 constexpr uint32_t kBeyondFloat16 = 0x477ff000u;
 constexpr uint32_t kBeyondBFloat16 = 0x7f7f8000u;
 
-[[noreturn]] void refuse(DType dtype) {
+[[noreturn]] void refuse_type(DType dtype) {
   throw usage_error(std::string(facts(dtype).name) +
                     " elements cannot be coded; use float16, bfloat16, float32 or float64");
 }
@@ -25,7 +25,7 @@ void float32_from(const void* x, DType dtype, size_t count, float* out) {
   } else if (dtype == DType::kFloat16 || dtype == DType::kBFloat16) {
     kernels().widen[dtype == DType::kBFloat16](x, count, out);
   } else {
-    refuse(dtype);
+    refuse_type(dtype);
   }
 }
 
@@ -35,7 +35,7 @@ bool float32_to(const float* x, size_t count, DType dtype, void* out) {
     for (size_t i = 0; i < count; ++i) to[i] = double{x[i]};
     return all_finite(x, count);
   }
-  if (dtype != DType::kFloat16 && dtype != DType::kBFloat16) refuse(dtype);
+  if (dtype != DType::kFloat16 && dtype != DType::kBFloat16) refuse_type(dtype);
   const bool brain = dtype == DType::kBFloat16;
   return kernels().shorten[brain](x, count, out) < (brain ? kBeyondBFloat16 : kBeyondFloat16);
 }

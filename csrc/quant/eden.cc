@@ -155,12 +155,11 @@ class Eden final : public BucketCode {
     if (whole) return k.eden_restore[Add](workspace.work, size, seed, unit, out);
     float* const values = workspace.other;
     k.eden_restore[false](workspace.work, size, seed, unit, values);
-    constexpr float kLargest = std::numeric_limits<float>::max();
     for (size_t i = 0; i < count; ++i) {
       // NaN is kept.
-      const float value = values[i] > kLargest    ? kLargest
-                          : values[i] < -kLargest ? -kLargest
-                                                  : values[i];
+      const float value = values[i] > kLargestFloat    ? kLargestFloat
+                          : values[i] < -kLargestFloat ? -kLargestFloat
+                                                       : values[i];
       out[i] = Add ? out[i] + value : value;
     }
   }

@@ -18,7 +18,6 @@ namespace {
 
 constexpr double kPi = 3.14159265358979323846;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kMost = std::numeric_limits<float>::max();
 
 struct LinearGrid {
   using Real = float;
@@ -148,7 +147,7 @@ class Elias final : public BucketCode {
       const float gap = norm / static_cast<float>(spec.levels());
       get_sparse(in, count, [&](size_t i, uint32_t level, bool negative) {
         // The largest level of a norm that is nearly the largest float may round beyond it.
-        const float size = std::min(gap * static_cast<float>(level), kMost);
+        const float size = std::min(gap * static_cast<float>(level), kLargestFloat);
         out[i] = negative ? -size : size;
       });
     } catch (const Error&) {  // not written by any encoder

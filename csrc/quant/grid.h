@@ -35,10 +35,9 @@ struct Squares {
 // NaN if an element is Inf or NaN. Finite elements can have a norm beyond float32, which must not
 // become the mark for "not finite".
 QSGD_INLINE float l2_norm(const float* x, size_t count) {
-  constexpr double kMost = std::numeric_limits<float>::max();
   const double norm = std::sqrt(lane_sum(count, Squares{x}));
   if (!std::isfinite(norm)) return std::numeric_limits<float>::quiet_NaN();
-  return static_cast<float>(norm < kMost ? norm : kMost);
+  return static_cast<float>(norm < double{kLargestFloat} ? norm : double{kLargestFloat});
 }
 
 struct Magnitudes {

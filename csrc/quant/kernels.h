@@ -17,9 +17,7 @@ constexpr float whole_scale(int levels) { return static_cast<float>(levels) * 0x
 
 // Whether elements can be multiplied by this scale directly: the norm is finite, and neither zero
 // nor so small that its inverse is beyond float32.
-constexpr bool is_plain(float scale) {
-  return scale > 0 && scale <= std::numeric_limits<float>::max();
-}
+constexpr bool is_plain(float scale) { return scale > 0 && scale <= kLargestFloat; }
 
 // State of a hash: word i of the input goes to lane i % 64 (wire.h).
 constexpr size_t kHashRow = 256;  // bytes: one word per lane

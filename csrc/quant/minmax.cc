@@ -9,8 +9,6 @@
 namespace qsgd {
 namespace {
 
-constexpr double kLargest = std::numeric_limits<float>::max();
-
 // In float64, so that neither the range of a bucket nor the inverse of a tiny unit overflows.
 struct AffineGrid {
   using Real = double;
@@ -53,15 +51,15 @@ QSGD_INLINE AffineGrid grid_of(const float* x, size_t count, int bits) {
   // The unit is sent as float32, in which it must neither underflow nor become Inf. (A range beyond
   // float32 with a single bit is cut.)
   if (unit < double{std::numeric_limits<float>::min()}) unit = std::ceil(unit * 0x1p149) * 0x1p-149;
-  grid.unit = double{static_cast<float>(unit < kLargest ? unit : kLargest)};
+  grid.unit = double{static_cast<float>(unit < kLargestFloat ? unit : kLargestFloat)};
   grid.inverse = grid.unit > 0 ? 1 / grid.unit : 0;
   return grid;
 }
 
 QSGD_CLONES
-bool encode_levels(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
+bool encode_affine(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
                    float* scales, uint8_t* code) {
-  if (!(largest_magnitude(x, count) <= std::numeric_limits<float>::max())) {
+  if (!(largest_magnitude(x, count) <= kLargestFloat)) {
     scales[0] = scales[1] = std::numeric_limits<float>::quiet_NaN();
     return false;
   }
@@ -74,11 +72,11 @@ bool encode_levels(const float* x, size_t count, const CodecSpec& spec, const ui
 }
 
 QSGD_CLONES
-void decode_levels(const float* scales, const uint8_t* code, size_t count, float* out) {
+void decode_affine(const float* scales, const uint8_t* code, size_t count, float* out) {
   const double least = double{scales[0]}, unit = double{scales[1]};
   for (size_t i = 0; i < count; ++i) {
     const double value = least + unit * code[i];
-    out[i] = static_cast<float>(value > kLargest ? kLargest : value);  // NaN is kept
+    out[i] = static_cast<float>(value > kLargestFloat ? kLargestFloat : value);  // NaN is kept
   }
 }
 
@@ -89,11 +87,11 @@ class MinMax final : public IntegerCode {
  private:
   bool encode_integers(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
                        float* scales, uint8_t* integers) const override {
-    return encode_levels(x, count, spec, noise, scales, integers);
+    return encode_affine(x, count, spec, noise, scales, integers);
   }
   void decode_integers(const float* scales, const uint8_t* integers, size_t count,
                        const CodecSpec& /*spec*/, float* out) const override {
-    decode_levels(scales, integers, count, out);
+    decode_affine(scales, integers, count, out);
   }
 };
 

@@ -39,11 +39,11 @@ struct ExponentialGrid {
 };
 
 QSGD_CLONES
-bool encode_levels(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
-                   float* scales, uint8_t* code) {
+bool encode_exponential(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
+                        float* scales, uint8_t* code) {
   const float largest = largest_magnitude(x, count);
   const int levels = spec.levels();
-  if (!(largest > 0 && largest <= std::numeric_limits<float>::max())) {
+  if (!(largest > 0 && largest <= kLargestFloat)) {
     std::memset(code, levels, count);
     scales[0] = largest == 0 ? 0 : std::numeric_limits<float>::quiet_NaN();
     return largest == 0;
@@ -56,8 +56,8 @@ bool encode_levels(const float* x, size_t count, const CodecSpec& spec, const ui
 }
 
 QSGD_CLONES
-void decode_levels(const float* scales, const uint8_t* code, size_t count, const CodecSpec& spec,
-                   float* out) {
+void decode_exponential(const float* scales, const uint8_t* code, size_t count,
+                        const CodecSpec& spec, float* out) {
   const int levels = spec.levels();
   const float norm = scales[0];
   for (size_t i = 0; i < count; ++i) {
@@ -75,11 +75,11 @@ class Nuqsgd final : public IntegerCode {
  private:
   bool encode_integers(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
                        float* scales, uint8_t* integers) const override {
-    return encode_levels(x, count, spec, noise, scales, integers);
+    return encode_exponential(x, count, spec, noise, scales, integers);
   }
   void decode_integers(const float* scales, const uint8_t* integers, size_t count,
                        const CodecSpec& spec, float* out) const override {
-    decode_levels(scales, integers, count, spec, out);
+    decode_exponential(scales, integers, count, spec, out);
   }
 };
 

@@ -14,7 +14,6 @@
 namespace qsgd {
 namespace {
 
-constexpr float kMost = std::numeric_limits<float>::max();
 constexpr float kMostFloat16 = 65504;
 constexpr float kSmall = std::numeric_limits<float>::min() * 256;  // a level of it is normal
 constexpr float kLift = 0x1p64f;  // makes the inverse of the smallest norms finite
@@ -30,7 +29,7 @@ float norm_of(const Kernels& k, const float* x, size_t count, Norm norm, uint32_
   if (!std::isfinite(l2)) return std::numeric_limits<float>::quiet_NaN();
   // Finite elements can have a norm beyond float32, which must not become the mark for "not
   // finite".
-  return l2 > double{kMost} ? kMost : static_cast<float>(l2);
+  return l2 > double{kLargestFloat} ? kLargestFloat : static_cast<float>(l2);
 }
 
 float norm_of(const Kernels& k, const float* x, size_t count, Norm norm) {
@@ -157,7 +156,7 @@ float encode_bucket(const Kernels& k, const float* x, size_t count, uint64_t fir
 }
 
 // Where float32 is imprecise or overflows, unit times level could overflow or be far from the norm.
-bool is_extreme(float norm) { return (norm < kSmall && norm != 0) || norm > kMost / 2; }
+bool is_extreme(float norm) { return (norm < kSmall && norm != 0) || norm > kLargestFloat / 2; }
 
 void values_of_extreme(const uint8_t* codes, float norm, const CodecSpec& spec, float* value) {
   const int levels = spec.levels();
@@ -313,7 +312,7 @@ bool decode_others(const float* scales, const uint8_t* codes, size_t count, cons
                    DType dtype, uint8_t* out) {
   const Kernels& k = kernels();
   const int type = kernel_type(dtype);
-  const float most = dtype == DType::kFloat16 ? kMostFloat16 : kMost / 2;
+  const float most = dtype == DType::kFloat16 ? kMostFloat16 : kLargestFloat / 2;
   Staging staging(std::min<size_t>(count, spec.bucket));
   bool finite = true;
   for (size_t at = 0; at < count; at += spec.bucket) {

@@ -26,10 +26,10 @@ struct TernaryGrid {
 };
 
 QSGD_CLONES
-bool encode_levels(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
-                   float* scales, uint8_t* code) {
+bool encode_ternary(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
+                    float* scales, uint8_t* code) {
   const float largest = largest_magnitude(x, count);
-  if (!(largest > 0 && largest <= std::numeric_limits<float>::max())) {
+  if (!(largest > 0 && largest <= kLargestFloat)) {
     std::memset(code, 1, count);
     scales[0] = largest == 0 ? 0 : std::numeric_limits<float>::quiet_NaN();
     return largest == 0;
@@ -44,7 +44,7 @@ bool encode_levels(const float* x, size_t count, const CodecSpec& spec, const ui
 }
 
 QSGD_CLONES
-void decode_levels(const float* scales, const uint8_t* code, size_t count, float* out) {
+void decode_ternary(const float* scales, const uint8_t* code, size_t count, float* out) {
   const float top = scales[0];
   for (size_t i = 0; i < count; ++i) out[i] = static_cast<float>(int{code[i]} - 1) * top;
 }
@@ -56,11 +56,11 @@ class TernGrad final : public IntegerCode {
  private:
   bool encode_integers(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
                        float* scales, uint8_t* integers) const override {
-    return encode_levels(x, count, spec, noise, scales, integers);
+    return encode_ternary(x, count, spec, noise, scales, integers);
   }
   void decode_integers(const float* scales, const uint8_t* integers, size_t count,
                        const CodecSpec& /*spec*/, float* out) const override {
-    decode_levels(scales, integers, count, out);
+    decode_ternary(scales, integers, count, out);
   }
 };
 

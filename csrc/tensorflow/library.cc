@@ -132,7 +132,7 @@ void register_all(std::index_sequence<indices...>) {
 }
 
 // TensorFlow has no entry point for libraries of operations: they register on load.
-[[gnu::constructor]] void loaded() {
+[[gnu::constructor]] void on_load() {
   if (missing_function() != nullptr) return;
   register_all(std::make_index_sequence<kOperations.size()>());
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tarfile
 import zipfile
@@ -15,6 +16,7 @@ from building import release, wheel
 from building.compiler import GLIBC, ROOT, choose
 from building.kernels import kernel_compiler
 from building.needs import needs
+from building.units import units
 
 # What GCC 7 says of the vector AES instructions.
 REFUSAL = 'error: attribute(target("vaes")) is unknown'
@@ -91,8 +93,51 @@ def test_kernels_are_compiled_for_the_gpus_that_hipcc_knows(hipcc):
 
 @pytest.mark.parametrize("hipcc", ["*gfx*"], indirect=True)
 def test_a_hipcc_that_knows_none_of_the_gpus_is_refused_with_its_reason(hipcc):
-    with pytest.raises(SystemExit, match=r"none of gfx90a, gfx942 \(error: invalid target ID\)"):
+    with pytest.raises(
+        SystemExit, match=r"compile for gfx90a, gfx942 \(error: invalid target ID\)"
+    ):
         kernel_compiler(hipcc)
+
+
+@pytest.fixture
+def nvcc(tmp_path: Path) -> dict[str, str]:
+    """The environment of an nvcc that knows three GPUs."""
+    path = tmp_path / "nvcc"
+    path.write_text("""#!/bin/sh
+case $1 in
+    --version) echo "Cuda compilation tools, release 13.0, V13.0.88" ;;
+    *) printf 'compute_75\ncompute_80\ncompute_90\n' ;;
+esac
+""")
+    path.chmod(0o755)
+    return {"QSGD_GPU": "cuda", "PATH": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "built", "codes"),
+    [
+        ("", "sm_75, sm_80, sm_90 and PTX", ["sm_75", "sm_80", "sm_90", "compute_90"]),
+        ("compute_80", "PTX", ["compute_80"]),
+        ("sm_90", "sm_90", ["sm_90"]),
+    ],
+)
+def test_kernels_are_compiled_for_the_gpus_that_are_wanted(nvcc, wanted, built, codes):
+    compiler = kernel_compiler({**nvcc, "QSGD_GPU_TARGETS": wanted})
+    assert compiler is not None
+    options = [word for word in compiler.command if "gencode" in word]
+    assert [option.partition("code=")[2].partition("code=")[2] for option in options] == codes
+    assert f'-DQSGD_GPU_BUILT="CUDA 13.0: {built}"' in compiler.command
+
+
+def test_a_gpu_that_nvcc_does_not_know_is_refused_with_those_it_does(nvcc):
+    with pytest.raises(SystemExit, match=r"QSGD_GPU_TARGETS=sm_70: .*/nvcc supports .*sm_75"):
+        kernel_compiler({**nvcc, "QSGD_GPU_TARGETS": "sm_70,sm_80"})
+
+
+@pytest.mark.parametrize("hipcc", ["*gfx942*"], indirect=True)
+def test_a_gpu_that_hipcc_does_not_know_is_refused_where_it_is_wanted(hipcc):
+    with pytest.raises(SystemExit, match=r"does not compile for gfx942 \(error"):
+        kernel_compiler({**hipcc, "QSGD_GPU_TARGETS": "gfx90a,gfx942"})
 
 
 @pytest.mark.parametrize(
@@ -171,3 +216,19 @@ def test_a_release_has_one_version(tmp_path):
     (fault,) = release.faults(tmp_path)
     assert "9.9.9" in fault and release.version() in fault
     assert not [f for f in release.faults(ROOT) if "CITATION" in f]
+
+
+def test_every_source_is_compiled_once_and_again_only_after_a_change(tmp_path):
+    sources = [*(f"csrc/engine/{n:02}.cc" for n in range(13)), "csrc/bindings/module.cc"]
+    kernels = "csrc/quant/kernels_avx2.cc"
+    written = units([*sources, kernels], tmp_path)
+    assert kernels in written
+    paths = [tmp_path / unit for unit in written if unit != kernels]
+    included = re.findall(r'#include "(.*)"', "".join(path.read_text() for path in paths))
+    assert sorted(f"csrc/{name}" for name in included) == sorted(sources)
+    before = {path: path.stat().st_mtime_ns for path in paths}
+    assert units([*sources[:-1], kernels], tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in paths} == before
+    units(sources[1:], tmp_path)
+    changed = [path.name for path in paths if path.stat().st_mtime_ns != before[path]]
+    assert changed == ["engine_1.cc"]
