@@ -65,6 +65,7 @@ def test_a_process_that_outlives_its_test_is_named_ended_and_fails_it(
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.full
 def test_a_failing_test_shows_what_its_processes_printed_and_leaves_none(tmp_path: Path) -> None:
     end = "assert child.stdout.readline() == b'nothing'"
     how = "stdout=subprocess.PIPE, stderr=subprocess.STDOUT"
@@ -96,6 +97,7 @@ def test_a_hanging_test_is_ended_with_its_stacks_and_what_its_process_printed(
     assert "rank 1 at step 7" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("from_elsewhere")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_code_that_holds_the_interpreter_is_ended_with_its_stacks(
@@ -113,6 +115,7 @@ def test_code_that_holds_the_interpreter_is_ended_with_its_stacks(
     assert (" failed" in done.stdout) == bool(workers)
 
 
+@pytest.mark.full
 def test_jobs_logs_are_shown_when_their_test_fails(tmp_path: Path) -> None:
     body = """
         def test_job(tmp_path):
@@ -123,6 +126,7 @@ def test_jobs_logs_are_shown_when_their_test_fails(tmp_path: Path) -> None:
     assert "rank 3: no space left" in run_pytest(tmp_path, body).stdout
 
 
+@pytest.mark.full
 def test_a_child_hears_ctrl_c_though_the_tests_were_started_deaf_to_it(tmp_path: Path) -> None:
     body = """
         import signal, subprocess, sys
@@ -282,6 +286,7 @@ def test_every_test_bears_the_mark_of_its_own(owner: object) -> None:
     assert os.environ[MARK] == getattr(owner, "mark", None)
 
 
+@pytest.mark.full
 def test_a_mark_that_changes_nothing_is_refused(tmp_path: Path) -> None:
     body = """
         import pytest
@@ -307,6 +312,7 @@ def test_a_mark_that_changes_nothing_is_refused(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.full
 def test_what_is_serial_or_full_is_part_of_the_gate_where_it_is_marked_so(tmp_path: Path) -> None:
     body = """
         import pytest

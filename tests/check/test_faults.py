@@ -47,6 +47,7 @@ def test_a_script_with_all_steps_has_no_finding(path):
     assert check(read(path)) == ()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", OURS, ids=lambda path: "-".join(path.parts[-2:]))
 def test_no_script_of_this_repository_has_an_error(path):
     assert [each for each in check(read(path)) if each.severity is Severity.ERROR] == []

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted(path.name for path in (ROOT / "tests" / "core").glob("*.cc"))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_compiles(name: str, tmp_path: Path) -> None:
     # ziglang has no -fsyntax-only.

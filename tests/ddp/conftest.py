@@ -29,4 +29,5 @@ def ranks(place: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rank
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker("serial")
-    item.add_marker("gate")
+    if "_learns" not in item.name:  # those train for many steps
+        item.add_marker("gate")

@@ -128,7 +128,6 @@ def _options(verb: str) -> set[str]:
     return {word for parameter in command.params for word in parameter.opts}
 
 
-@pytest.mark.gate
 def test_every_command_prints_what_the_page_says(folder: Path) -> None:
     """In order and in one folder, as a reader would."""
     (folder / "train.py").write_text(STAND_IN)

@@ -227,6 +227,7 @@ def test_what_a_device_owes_is_paid_on_the_host_and_back(twin):
     np.testing.assert_allclose(results[0][0] + rest, np.sum(every, axis=0) / 3, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("planner", ["advise", "on"])
 def test_what_is_known_of_the_processor_s_speed_is_not_held_against_a_device(twin, planner):
     said = []

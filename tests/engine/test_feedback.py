@@ -246,6 +246,7 @@ def test_another_bucket_or_scale_moves_what_is_owed():
     assert np.allclose(results[0][0] + owed(share for _, share in results), exact, atol=1e-3)
 
 
+@pytest.mark.full
 def test_names_that_are_new_in_every_step_are_warned_of_once():
     said = []
 
@@ -408,6 +409,7 @@ def test_an_algorithm_is_used_for_what_it_can_reduce(algorithm):
         assert 0 < np.square(coded - expected).sum() / np.square(expected).sum() < 5e-3
 
 
+@pytest.mark.full
 def test_the_planner_declines_what_would_not_save_time_and_says_why():
     """A tensor of one bucket: the latency of its messages is all that it costs."""
     said = []

@@ -210,6 +210,7 @@ def test_nothing_is_measured_for_what_is_not_compressed():
     assert measured == []
 
 
+@pytest.mark.full
 def test_what_waits_for_the_measurement_is_done_before_the_engine_ends():
     def program(me):
         x = gradient(me.rank)
@@ -223,6 +224,7 @@ def test_what_waits_for_the_measurement_is_done_before_the_engine_ends():
         assert is_close(x, exact)
 
 
+@pytest.mark.full
 def test_a_group_waits_for_the_measurement_together():
     def program(me):
         xs = [gradient(me.rank), gradient(me.rank, SMALL)]
@@ -338,6 +340,7 @@ def test_an_algorithm_that_was_asked_for_is_used(tmp_path):
     assert found == {"rabenseifner"}
 
 
+@pytest.mark.full
 def test_a_fault_of_the_callback_ends_nothing(monkeypatch):
     """It writes to a disk that may be full."""
     reported = threading.Event()

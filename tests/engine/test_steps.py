@@ -152,6 +152,7 @@ def test_only_the_latest_steps_are_kept_and_all_are_counted():
     assert profile["step_s"][2] >= 0.01  # steps 7, 8, 9 and 10 are there, in this order
 
 
+@pytest.mark.full
 def test_no_more_than_65536_names_are_remembered():
     def program(me):
         x = np.ones(1, np.float32)

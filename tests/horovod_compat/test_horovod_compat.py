@@ -89,6 +89,7 @@ def test_no_gpu_is_available_without_kernels():
     assert said(asked, QSGD_GPU_LIBRARY="none") == "False"
 
 
+@pytest.mark.full
 def test_classes_are_where_scripts_import_them_from():
     assert (
         said(
@@ -141,6 +142,7 @@ def test_an_installed_horovod_loses_and_rank_0_says_so(other, rank):
     assert (f"not the Horovod in {other}" in done.stderr) == (rank == "0")
 
 
+@pytest.mark.full
 def test_install_does_the_same_without_a_path(other):
     code = "from qsgd_hpc.horovod_compat import install; install(); install()\nimport horovod"
     assert said(f"{code}.torch; print(horovod.__file__)", path=(ROOT, other)).startswith(
@@ -155,6 +157,7 @@ def test_install_is_refused_after_another_horovod_was_imported(other):
     assert str(other) in done.stderr
 
 
+@pytest.mark.full
 def test_it_holds_for_modules_tests_and_processes_that_a_program_starts(tmp_path):
     program = tmp_path / "test_program.py"
     program.write_text(
@@ -179,6 +182,7 @@ def test_naming_torch_costs_no_import_of_torch():
     assert said(code) == "False False"
 
 
+@pytest.mark.full
 def test_calls_of_keras_2_are_there_for_such_scripts_alone():
     for package in ("keras", "jax"):
         pytest.importorskip(package)

@@ -130,7 +130,6 @@ def test_cancelling_a_part_cancels_what_continues_it(place: Path) -> None:
     assert states(*(part.id for part in parts)) == ["CANCELLED"] * 3
 
 
-@pytest.mark.gate
 def test_a_job_runs_after_the_one_it_needs_and_not_after_its_failure(place: Path) -> None:
     bad = jobs.submit(
         jobs.JobRequest(write(place, "import time; time.sleep(2); raise SystemExit(1)"))

@@ -84,6 +84,7 @@ def test_a_failed_job_tells_its_exit_code(place: Path) -> None:
     assert cli("logs", "-f", job["id"]).returncode == 0
 
 
+@pytest.mark.full
 def test_a_job_that_kills_itself_names_the_signal(place: Path) -> None:
     job = submit(place, "import os; os.kill(os.getpid(), 11)")
     assert "SIGSEGV" in cli("wait", job["id"], code=1).stdout
@@ -115,6 +116,7 @@ def test_cancel_ends_every_process_even_stubborn_and_detached_ones(place: Path) 
     assert "had already ended" in cli("cancel", job["id"]).stdout
 
 
+@pytest.mark.full
 def test_a_waiting_job_can_be_cancelled(place: Path) -> None:
     first = submit(place, "import time; time.sleep(300)")
     second = submit(place, "print('never')")
@@ -129,6 +131,7 @@ def test_walltime_ends_the_job(place: Path) -> None:
     assert "TIMEOUT (ended at its walltime of 00:00:01)" in cli("wait", job["id"], code=1).stdout
 
 
+@pytest.mark.full
 def test_waiting_can_give_up(place: Path) -> None:
     job = submit(place, "import time; time.sleep(300)")
     cli("wait", job["id"], "--timeout", "1s", code=3)
@@ -160,6 +163,7 @@ def test_a_job_survives_its_terminal(place: Path) -> None:
     assert jobs.output("local-1").read_text() == "still here\n"
 
 
+@pytest.mark.full
 def test_a_job_whose_owner_was_killed_is_lost_and_can_be_cleaned_up(place: Path) -> None:
     job = submit(place, "import time; time.sleep(300)")
     until(lambda: jobs.get(job["id"]).progress.pid)
@@ -192,6 +196,7 @@ def test_a_number_that_another_process_got_is_not_the_owner(place: Path) -> None
 SPAN = "import time; a = time.time(); time.sleep(0.3); print(a, time.time())"
 
 
+@pytest.mark.full
 def test_racing_submissions_lose_and_double_nothing_and_run_one_by_one(place: Path) -> None:
     (place / "job.py").write_text(SPAN)
     racers = [
@@ -223,6 +228,7 @@ def test_dry_run_prints_the_script_and_nothing_else(place: Path) -> None:
     assert registry.ids() == []
 
 
+@pytest.mark.full
 def test_unknown_job_suggests_the_nearest(place: Path) -> None:
     submit(place, "")
     assert "Did you mean 'local-1'?" in cli("status", "locl-1", code=2).stderr
@@ -297,6 +303,7 @@ def test_what_cannot_be_meant_is_refused(place: Path) -> None:
     assert registry.ids() == []
 
 
+@pytest.mark.full
 def test_sites_are_listed_and_shown() -> None:
     assert "polaris" in cli("sites", "list").stdout
     assert "debug-scaling" in cli("sites", "show", "polaris").stdout

@@ -219,6 +219,7 @@ def two_hundred(fakes: Fakes, site: str, server: str = "") -> list[str]:
     return registry.ids()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("state", ["R", "F"])
 def test_two_hundred_jobs_of_pbs_are_one_question(fakes: Fakes, state: str) -> None:
     ids = two_hundred(fakes, "polaris", f".{SERVER}")
@@ -233,6 +234,7 @@ def test_two_hundred_jobs_of_pbs_are_one_question(fakes: Fakes, state: str) -> N
     assert [call.name for call in fakes.calls()[before:]] == ["qstat"]
 
 
+@pytest.mark.full
 def test_two_hundred_jobs_of_slurm_are_one_question(fakes: Fakes) -> None:
     two_hundred(fakes, "perlmutter")
     lines = [f"{n}|RUNNING|None|nid0001|2026-11-21T13:30:12||/x\n" for n in range(200)]

@@ -138,6 +138,7 @@ def test_script_is_valid_bash(case: str) -> None:
     assert checked.returncode == 0
 
 
+@pytest.mark.full
 def test_every_script_is_without_a_warning_of_shellcheck() -> None:
     scripts = [str(GOLDEN / f"{case}.sh") for case in CASES]
     shellcheck = Path(sys.executable).with_name("shellcheck")

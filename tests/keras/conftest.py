@@ -21,6 +21,10 @@ if not all(find_spec(name) for name in ("keras", BACKEND)):
     collect_ignore_glob = ["test_*.py"]
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker("serial")  # the gate runs some of them in test_contract.py, on two ranks
+
+
 @pytest.fixture(scope="module", autouse=True)
 def job():
     """A job, whatever the tests of other folders have left."""

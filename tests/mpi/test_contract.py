@@ -53,8 +53,16 @@ def test_contract_of_arrays_holds_on_a_device(run_suite, python, twin, ranks):
 
 # On one rank the gate runs all types, in every framework; on two, float32 and booleans.
 SOME_TYPES = "not (float16 or float64 or int8 or int16 or int32 or int64)"
-# JAX compiles an optimizer for seconds: of those that differ in options alone, one is enough.
-FEW_OPTIMIZERS = "not (jax_optimizer and (eager or options1 or options2))"
+# ... and there what runs eagerly, too; on two ranks, what is compiled.
+EAGER = "[jax] or [jax- or [tensorflow] or [tensorflow-"
+# What takes seconds to compile, and differs from another test in options alone.
+ALIKE = (
+    "(jax_optimizer and (eager or options1 or options2 or depends_on or add_up))"
+    " or (test_tensorflow_graphs and every_optimizer and not Adam])"
+)
+# Keras's own tests compile a model each.
+IN_KERAS = "warmup or metrics_are or begins_alike or dropout or compiled-SGD or identical[qsgd]"
+OF_KERAS = f"(test_optimizer.py or test_callbacks.py) and not ({IN_KERAS})"
 # JAX's programs run once: to optimise them takes longer.
 QUICK_XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
@@ -62,8 +70,8 @@ QUICK_XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_pas
 @pytest.mark.gate
 @pytest.mark.one_mpi
 def test_contract_holds_for_the_other_frameworks(run_suite, python):
-    words = f"({OTHER_FRAMEWORKS}) and {SOME_TYPES} and {FEW_OPTIMIZERS}"
-    options = ("-k", words, "--ignore-glob=*/test_torch*")
+    words = f"({OTHER_FRAMEWORKS}) and {SOME_TYPES} and not ({EAGER} or {ALIKE} or ({OF_KERAS}))"
+    options = ("tests/keras", "-k", words, "--ignore-glob=*/test_torch*")
     run_suite(2, "tests/contract", *options, XLA_FLAGS=QUICK_XLA)
 
 

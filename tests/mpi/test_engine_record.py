@@ -30,7 +30,6 @@ if "fail" in sys.argv:
 SHAPES = {"0.weight": 80 * 400, "0.bias": 400, "2.weight": 400 * 10, "2.bias": 10}
 
 
-@pytest.mark.gate
 def test_a_plain_training_loop_leaves_a_record_per_rank(run_ranks, python, tmp_path):
     records = tmp_path / "records.jsonl"
     done = run_ranks(2, python, "-c", PROGRAM, QSGD_RECORDS=str(records), QSGD_BITS="4")

@@ -63,8 +63,7 @@ def test_a_kill_in_any_phase_ends_all_and_names_the_rank(strike_all, victim):
             assert told and all(f"rank {victim}" in line for line in told), (phase, done.stderr)
 
 
-@pytest.mark.gate
-@pytest.mark.parametrize("victim", [1, 0])
+@pytest.mark.parametrize("victim", [pytest.param(1, marks=pytest.mark.gate), 0])
 def test_a_kill_in_shutdown_ends_all(strike_all, victim):
     for _, (done, seconds) in strike_all("kill", ["shutdown"], victim):
         assert done.returncode == 128 + 9, done.stderr

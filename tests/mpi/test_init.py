@@ -41,7 +41,6 @@ def check(run_ranks, python, tmp_path, ranks: int, body: str, *options: str) -> 
     return sorted(done.stdout.splitlines())
 
 
-@pytest.mark.gate
 def test_sub_communicators_train_side_by_side_each_on_its_own(run_ranks, python, tmp_path):
     lines = check(
         run_ranks, python, tmp_path, 4,

@@ -115,6 +115,7 @@ def test_the_comparison_stands_in_page_and_markdown():
     assert "| 2 nodes, 4 bit |" in markdown
 
 
+@pytest.mark.full
 def test_the_command_compares_and_leaves_the_studys_own_report_alone(tmp_path: Path):
     whole = study(nodes=(2,), bits=(32,), repeats=2)
     for name, factor in (("now", 1.5), ("before", 1.0)):

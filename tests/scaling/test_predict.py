@@ -153,6 +153,7 @@ def test_a_faster_processor_leaves_communication_as_it_is():
 # SimGrid
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("needs_simgrid")
 @pytest.mark.parametrize("algorithm", ("auto", "ring", "rabenseifner", "recursive_doubling"))
 def test_simgrid_agrees_with_the_closed_form_where_nothing_is_in_the_way(algorithm):

@@ -118,6 +118,7 @@ def test_the_page_is_well_formed_and_loads_nothing(made):
     assert "@import" not in text and not re.search(r"url\((?!#)", text)
 
 
+@pytest.mark.full
 def test_every_colour_of_the_charts_follows_the_page():
     for chart in charts(case_analysis(nodes=(1, 2, 4)), "case"):
         for drawing in chart.drawings:
@@ -181,6 +182,7 @@ def test_markdown_and_page_show_every_row(made):
         assert (made / name).exists(), name
 
 
+@pytest.mark.full
 def test_several_cases_have_a_section_a_link_and_a_folder_each(tmp_path):
     whole = several(nodes=(2,), bits=(32, 4), ranks_per_node=2)
     folder = written(tmp_path / "study", whole, attempts(whole))
@@ -208,6 +210,7 @@ def test_text_from_records_is_escaped(tmp_path):
     assert "a \\| b" in (tmp_path / "REPORT.md").read_text()
 
 
+@pytest.mark.full
 def test_a_name_full_of_markup_breaks_neither_page_nor_plots(tmp_path):
     nasty = case_analysis("</script><b>$x_{", unit="<i>&", nodes=(1, 2))
     report = report_of(nasty)
@@ -282,6 +285,7 @@ def test_the_latex_table_is_whole_and_escaped():
     assert text.isascii()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
 def test_the_latex_table_compiles(tmp_path: Path):
     (tmp_path / "t.tex").write_text(
