@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 PROGRAM = """
 import sys, torch
 import qsgd_hpc.torch as hvd
