@@ -36,8 +36,11 @@ if architecture(TARGET) != platform.machine():
 # Files for users to read, copy and edit are at the top level, and imported as qsgd_hpc._data.*.
 DATA = ("jobs", "templates", "scaling")
 OURS = ("csrc/", f"{PLACE}/")
-# Editable installs keep their objects here, so that a change compiles only what depends on it.
-KEPT = ROOT / "build" / "objects"
+
+
+def kept(*how: object) -> Path:
+    """Return the folder of what is compiled so: a change compiles only what depends on it."""
+    return ROOT / "build" / "objects" / hashlib.sha256(repr(how).encode()).hexdigest()[:12]
 
 
 def is_stale(compiled: str | Path, source: str = "") -> bool:
@@ -143,9 +146,8 @@ class BuildExtensions(build_ext):
             for each in (core, tensorflow):
                 each.extra_compile_args.append("-MMD")
             if self.editable_mode:
-                how = [sys.implementation.cache_tag, pybind11.__version__, *self.chosen.command,
-                       *FLAGS, *(for_gpu.command if for_gpu else ())]  # fmt: skip
-                self.build_temp = str(KEPT / hashlib.sha256(repr(how).encode()).hexdigest()[:12])
+                python = (sys.implementation.cache_tag, pybind11.__version__)
+                self.build_temp = str(kept(python, self.chosen.command, FLAGS))
         super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
@@ -153,7 +155,8 @@ class BuildExtensions(build_ext):
             super().build_extension(ext)
             return
         target = Path(self.get_ext_fullpath(ext.name))
-        built = Path(self.build_temp, "kernels.so")
+        # The same for every Python.
+        built = kept(for_gpu.command, self.chosen.command) / "kernels.so"
         if is_stale(built):
             self.compile_kernels(built)
         target.parent.mkdir(parents=True, exist_ok=True)

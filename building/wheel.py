@@ -112,7 +112,8 @@ def build_wheel(sources: Path, python: Path, target: str, out: Path) -> Path:
 
     Args:
         sources: folder of the unpacked sdist. Built repeatedly from one folder, all files but the
-            bindings are compiled once per target: ziglang caches objects by the inode of sources.
+            bindings are compiled once per target: ziglang caches objects by the inode of sources,
+            and the build keeps the kernels.
         python: an interpreter; it needs its headers, and nothing installed.
         target: target of ziglang, such as ``x86_64-linux-gnu.2.17``.
         out: folder of the wheel.
@@ -120,7 +121,9 @@ def build_wheel(sources: Path, python: Path, target: str, out: Path) -> Path:
     Raises:
         SystemExit: a step failed, or the wheel needs newer libraries than the target has.
     """
-    shutil.rmtree(sources / "build", ignore_errors=True)
+    for made in ("lib", "temp", "bdist"):
+        for folder in (sources / "build").glob(f"{made}*"):
+            shutil.rmtree(folder)
     with tempfile.TemporaryDirectory() as name:
         raw, named = Path(name, "raw"), Path(name, "named")
         environ = {**build_environ(), "QSGD_TARGET": target}
