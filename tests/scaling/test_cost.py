@@ -63,6 +63,7 @@ def test_a_study_over_its_cap_is_refused_with_what_fits():
         assert way in text
     refuse(replace(whole, max_node_hours=63), plan(whole), {}, 0.0, 60)
     refuse(replace(whole, max_node_hours=None), plan(whole), {}, 0.0, None)
+    refuse(whole, [], {}, 11.0, 60)  # a finished study costs nothing more
 
 
 def test_what_was_spent_already_counts_and_a_cap_needs_a_walltime():

@@ -118,9 +118,11 @@ def test_another_target_is_no_other_study():
     assert differences(study(target=0.9), study(target=0.95)) == []
 
 
-def test_bits_are_always_set_so_that_the_callers_environment_cannot_leak_in():
+def test_the_code_is_always_set_so_that_the_callers_environment_cannot_leak_in(monkeypatch):
+    monkeypatch.setenv("QSGD_SCHEME", "eden")
     for point in plan(study()):
-        assert environment(study(), point, "r.jsonl")["QSGD_BITS"] == str(point.bits)
+        own = environment(study(), point, "r.jsonl")
+        assert (own["QSGD_BITS"], own["QSGD_SCHEME"]) == (str(point.bits), "qsgd")
 
 
 def test_nodes_of_one_machine_share_its_cores_equally_at_every_size():

@@ -101,15 +101,17 @@ def _headline(analysis: Analysis, gains: list[_Gain]) -> str:
     if pays:
         best = max(pays, key=lambda gain: gain.ratio)
         return (
-            f"In {len(pays)} of {len(gains)} cases compressing pays: QSGD trains up to "
+            f"In {len(pays)} of {units.count(len(gains), 'case')} compressing pays: QSGD trains up to "
             f"{units.times(best.ratio)} as fast as fp32 ({best.name}){once}"
         )
     if all(gain.once for gain in gains):
         span = units.span([gain.ratio for gain in gains], units.times)
-        return f"In {len(gains)} cases QSGD trained at {span} the speed of fp32{once}"
+        count = units.count(len(gains), "case")
+        return f"In {count} QSGD trained at {span} the speed of fp32{once}"
+    where = f"In none of {len(gains)} cases" if len(gains) > 1 else "In no case"
     if all(gain.judged.word == "no" for gain in gains):
-        return f"In none of {len(gains)} cases does compressing pay"
-    return f"In none of {len(gains)} cases is it shown that compressing pays{once}"
+        return f"{where} does compressing pay"
+    return f"{where} is it shown that compressing pays{once}"
 
 
 def _scaling_headline(analysis: Analysis) -> str:

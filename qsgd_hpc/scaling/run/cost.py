@@ -188,7 +188,7 @@ def refuse(
 ) -> None:
     """Raise a UsageError, with smaller studies that fit, if the remaining points exceed the cap."""
     cap = study.max_node_hours
-    if cap is None:
+    if cap is None or not left:
         return
     coming = estimate(study, left, times, walltime_min)
     if coming.node_hours is None:
