@@ -262,11 +262,10 @@ def run(request: Request) -> None:
     with direct.communicator(threads=request.threads) as communicator:
         bench = Bench(request, mpi, communicator)
         bench.introduce()
-        if request.explain and not request.trial:
-            explain.by_prediction(bench)
-            return
-        if request.explain:
+        if request.explain and request.trial:
             key, rows = "choices", explain.by_trial(bench)
+        elif request.explain:
+            key, rows = "plans", explain.by_prediction(bench)
         else:
             key, rows = "rows", [row_json(row) for row in bench.measure()]
         if request.json_path is not None and bench.is_root:

@@ -58,12 +58,23 @@ def plan(machine: Machine, count: int, codecs: Sequence[CodecSpec]) -> Any:
     return _core.plan(machine, count=count, codecs=codecs, any_algorithm=True)
 
 
-def by_prediction(bench: Bench) -> None:
-    """Print the plan for each size and number of bits without measuring."""
+def by_prediction(bench: Bench) -> list[dict[str, Any]]:
+    """Print the plan of each size and number of bits, not measured; return them in JSON form."""
+    plans = []
     for size_bytes in bench.request.sizes:
         for codecs in _alternatives(bench):
             found = plan(bench.machine, size_bytes // FLOAT_BYTES, codecs)
             bench.say(f"{size_text(size_bytes):>8}  {found.algorithm:18}  {found.reason}")
+            plans.append(
+                {
+                    "size_bytes": size_bytes,
+                    "code": title(found.spec),
+                    "algorithm": found.algorithm,
+                    "predicted_s": found.seconds,
+                    "reason": found.reason,
+                }
+            )
+    return plans
 
 
 def _alternatives(bench: Bench) -> Iterator[list[CodecSpec]]:

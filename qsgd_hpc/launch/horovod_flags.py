@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import click
 
+from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.option_types import GroupedOption
 
@@ -177,6 +179,9 @@ def variables_of(values: Mapping[str, Any]) -> dict[str, str]:
 
     Args:
         values: flags' values by argument name; None if not given.
+
+    Raises:
+        UsageError: a value that its variable cannot have.
     """
     found: dict[str, str] = {}
     for setting in SETTINGS:
@@ -184,8 +189,17 @@ def variables_of(values: Mapping[str, Any]) -> dict[str, str]:
         text = None if value is None else setting.text(value)
         if text is not None:
             found.setdefault(setting.variable, text)
+    # A flag wins against another variable of the environment, too; empty is unset.
+    others: list[str] = []
+    if values.get("hierarchical_allreduce") is not None:
+        others.append("QSGD_ALGORITHM")
+    if values.get("stall_check") is True:
+        others += ["QSGD_STALL_WARNING_S", "HOROVOD_STALL_CHECK_DISABLE"]
+    found |= {name: "" for name in others if os.environ.get(name) and name not in found}
     if values.get("stall_check") is False:
         found["QSGD_STALL_SHUTDOWN_S"] = "0"
+    for name in {*found} & {*env.TABLE}:
+        env.get(name, found)
     return found
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from click.testing import CliRunner
 
+from qsgd_hpc import env
 from qsgd_hpc.cli import cli
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.horovod_flags import (
@@ -57,6 +60,23 @@ def test_flag_sets_the_variable_for_the_ranks(asked, flags, variables):
     options, output = asked(*flags)
     assert {f"{name}={value}" for name, value in options.env.items()} == variables
     assert output == ""
+
+
+def test_flags_win_against_other_variables_of_the_environment(asked, monkeypatch):
+    monkeypatch.setenv("QSGD_ALGORITHM", "ring")
+    monkeypatch.setenv("QSGD_STALL_WARNING_S", "0")
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
+    options, _ = asked("--hierarchical-allreduce", "--stall-check")
+    ranks = {**os.environ, **options.env}
+    assert env.get("QSGD_ALGORITHM", ranks) == "hierarchical"
+    assert env.get("QSGD_STALL_WARNING_S", ranks) == env.TABLE["QSGD_STALL_WARNING_S"].default
+    options, _ = asked("--stall-check", "--stall-check-warning-time-seconds", "7")
+    assert env.get("QSGD_STALL_WARNING_S", {**os.environ, **options.env}) == 7
+
+
+def test_a_value_that_its_variable_cannot_have_is_refused_before_any_rank_starts(asked):
+    with pytest.raises(UsageError, match=r"QSGD_LOG_LEVEL='foo': expected"):
+        asked("--log-level", "foo")
 
 
 @pytest.mark.parametrize("option", sorted(CHANGES_NOTHING))

@@ -67,7 +67,7 @@ def test_two_ranks_beside_their_peers(python, tmp_path):
 def test_explain_prints_one_plan_per_size_and_measures_no_table(python, tmp_path):
     done = bench(
         python, "-np", "2", "--sizes", "4K,1M", "--bits", "8", "--scheme", "qsgd,eden", "--explain",
-        QSGD_HOME=str(tmp_path),
+        "--json", str(tmp_path / "plans.json"), QSGD_HOME=str(tmp_path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     plans = [line for line in done.stdout.splitlines() if "8 bit: " in line]
@@ -75,6 +75,9 @@ def test_explain_prints_one_plan_per_size_and_measures_no_table(python, tmp_path
     assert done.stdout.count("eden(bits=8") == 2
     assert all(" in " in line and "fp32 " in line for line in plans)
     assert "busbw" not in done.stdout
+    written = json.loads((tmp_path / "plans.json").read_text())["plans"]
+    assert [plan["size_bytes"] for plan in written] == [4096, 4096, 1 << 20, 1 << 20]
+    assert all(plan["reason"] in done.stdout for plan in written)
     (kept,) = (tmp_path / "machines").iterdir()
     assert json.loads(kept.read_text())["key"]["ranks"] == 2
 

@@ -100,10 +100,8 @@ def _headline(analysis: Analysis, gains: list[_Gain]) -> str:
     pays = [gain for gain in gains if gain.judged.word == "yes"]
     if pays:
         best = max(pays, key=lambda gain: gain.ratio)
-        return (
-            f"In {len(pays)} of {units.count(len(gains), 'case')} compressing pays: QSGD trains up to "
-            f"{units.times(best.ratio)} as fast as fp32 ({best.name}){once}"
-        )
+        where = f"In {len(pays)} of {units.count(len(gains), 'case')}"
+        return f"{where} compressing pays: QSGD trains up to {units.times(best.ratio)} as fast as fp32 ({best.name}){once}"
     if all(gain.once for gain in gains):
         span = units.span([gain.ratio for gain in gains], units.times)
         count = units.count(len(gains), "case")
