@@ -115,8 +115,8 @@ def global_batch(study: Study, point: Point) -> int:
 def environment(study: Study, point: Point, records: str) -> dict[str, str]:
     """Return the variables of a point's job; `records` is the file for its records.
 
-    Code and algorithm are always set, so that the caller's values do not affect a point. The planner
-    is off unless the caller sets it, because the report shows the effect of compression.
+    Code and algorithm are always set, so that the caller's values do not affect a point. The
+    planner is off unless the caller sets it, because the report shows the effect of compression.
     """
     threads = {} if study.threads is None else {"OMP_NUM_THREADS": str(study.threads)}
     return {

@@ -101,7 +101,10 @@ def _headline(analysis: Analysis, gains: list[_Gain]) -> str:
     if pays:
         best = max(pays, key=lambda gain: gain.ratio)
         where = f"In {len(pays)} of {units.count(len(gains), 'case')}"
-        return f"{where} compressing pays: QSGD trains up to {units.times(best.ratio)} as fast as fp32 ({best.name}){once}"
+        return (
+            f"{where} compressing pays: QSGD trains up to {units.times(best.ratio)} as fast as "
+            f"fp32 ({best.name}){once}"
+        )
     if all(gain.once for gain in gains):
         span = units.span([gain.ratio for gain in gains], units.times)
         count = units.count(len(gains), "case")
