@@ -26,7 +26,9 @@ def test_before_anything_is_measured_each_job_may_use_its_walltime():
 
 def test_a_packed_job_holds_the_largest_size_for_all_its_points():
     whole = study(nodes=(1, 4), bits=(32, 4), pack=True)
-    assert estimate(whole, plan(whole), {}, 30).node_hours == 4 * 0.5
+    first = estimate(whole, plan(whole), {}, 30)
+    assert first.node_hours == 4 * 0.5
+    assert "a job of at most 2 node-hours" in first.sentence and "others follow" in first.sentence
     times = {p: 60.0 for p in plan(whole)}
     known = estimate(whole, plan(whole), times, 30)
     assert (known.node_hours, known.jobs, known.bound) == (pytest.approx(4 * 3 / 60), 1, False)

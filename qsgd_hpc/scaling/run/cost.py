@@ -96,12 +96,15 @@ class Estimate:
     Attributes:
         node_hours: their sum; None if neither a walltime nor a measured time is known.
         jobs: number of jobs; with --pack, the least possible.
-        bound: whether it is an upper bound (from walltimes), not an expectation (measured times).
+        bound: whether it is an upper bound (from walltimes), not an expectation (measured times);
+            with --pack, of one job.
+        packed: whether a job measures the points that its walltime allows, and another the rest.
     """
 
     node_hours: float | None
     jobs: int
     bound: bool
+    packed: bool = False
 
     @property
     def sentence(self) -> str:
@@ -109,6 +112,11 @@ class Estimate:
         count = f"{self.jobs} {'job' if self.jobs == 1 else 'jobs'}"
         if self.node_hours is None:
             return f"{count}; node-hours are not known before the first point (no walltime)."
+        if self.bound and self.packed:
+            return (
+                f"a job of at most {units.hours(self.node_hours)}; if it ends before the last "
+                "point is measured, others follow it."
+            )
         if self.bound:
             return f"{count}; at most {units.hours(self.node_hours)}, if each used its walltime."
         return f"{count}; about {units.hours(self.node_hours)}, by the times measured so far."
@@ -168,7 +176,7 @@ def estimate(
         total_s: float | None = limit_s if bound else sum(known)
         jobs = 1 if limit_s is None or total_s is None else max(1, -int(-total_s // limit_s))
         hours = None if total_s is None else max(study.nodes) * total_s / 3600
-        return Estimate(hours if points else 0.0, jobs if points else 0, bound)
+        return Estimate(hours if points else 0.0, jobs if points else 0, bound, packed=True)
     each = [limit_s if s is None else min(s, limit_s or s) for s in seconds]
     if any(s is None for s in each):
         return Estimate(None, len(points), bound)
