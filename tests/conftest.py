@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from qsgd_hpc.launch.shared_memory import sweep
 from tests.processes import (
@@ -74,6 +75,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def is_worker(config: pytest.Config) -> bool:
     """Tell whether this process runs tests for another, which pytest-xdist has started."""
     return hasattr(config, "workerinput")
+
+
+class ByFile(LoadFileScheduling):
+    """Gives a file's tests to one worker, and the whole contract, whose files import TensorFlow."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "tests/contract" if file.startswith("tests/contract/") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile | None:
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
