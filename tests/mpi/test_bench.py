@@ -31,7 +31,6 @@ def bench(python, *words, **environ):
     return start([python, "-m", "qsgd_hpc", "bench", "allreduce", *words], **environ)
 
 
-@pytest.mark.gate
 def test_two_ranks_beside_their_peers(python, tmp_path):
     path = tmp_path / "allreduce.json"
     done = bench(

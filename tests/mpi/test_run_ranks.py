@@ -448,7 +448,6 @@ signal.pause()
 """
 
 
-@pytest.mark.gate(mpi=2)
 def test_memory_of_killed_ranks_is_given_back_and_that_of_other_runs_stays(shell: Shell) -> None:
     script = shell.script(HOLDS)
     other = shell.start("-np", "2", script, "stays")

@@ -35,7 +35,7 @@ for i in range(100_000):
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", 128 + 9, "died: its process ended"),
         ("raise ValueError('bad batch')", 1, "it ended with ValueError: bad batch"),
-        pytest.param("break", 1, "its script ended", marks=pytest.mark.gate),
+        ("break", 1, "its script ended"),
     ],
 )
 def test_a_rank_that_leaves_ends_the_compiled_step_of_the_other(

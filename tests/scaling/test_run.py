@@ -266,7 +266,6 @@ def test_a_batch_site_is_not_charged_without_consent(place):
     assert not (place.folder / "scaling-results").exists()
 
 
-@pytest.mark.gate
 def test_a_packed_study_is_one_job_and_after_sigkill_nothing_is_lost_or_repeated(place):
     words = ("scale", "-o", "study", "--pack", "--bits", "32,8", "work load.py", "--hold", "go")
     process = place.start(*words)
