@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,8 @@ class Files:
 
 # One engine per process writes at most one timeline.
 _files: Files | None = None
+# Paths of the environment that this process has used, and how often.
+_begun: Counter[str] = Counter()
 
 
 def start(context: Context, path: str, *, mark_cycles: bool) -> None:
@@ -99,7 +102,11 @@ def start(context: Context, path: str, *, mark_cycles: bool) -> None:
 
 
 def start_from_environment(context: Context) -> None:
-    """Start the timeline that rank 0's environment requests; collective."""
+    """Start the timeline that rank 0's environment requests; collective.
+
+    Each further engine of a process, as after a failure that elastic training survives, has a file
+    of its own: ``t.json``, ``t.2.json``, ...
+    """
     path, all_ranks, mark_cycles = context.comm.bcast(
         (
             env.get("QSGD_TIMELINE"),
@@ -108,6 +115,10 @@ def start_from_environment(context: Context) -> None:
         )
     )
     if path is not None:
+        _begun[path] += 1
+        if number := context.comm.bcast(_begun[path] - 1):
+            own = Path(path)
+            path = str(own.with_suffix(f".{number + 1}{own.suffix}"))
         _start(context, Files(path, _RANK in path or all_ranks), mark_cycles, together=True)
 
 

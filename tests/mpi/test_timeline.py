@@ -48,6 +48,15 @@ def test_the_environment_starts_rank_0_alone_or_all_ranks(run_ranks, python, tmp
         assert len(list(folder.iterdir())) == (3 if len(ranks) == 2 else 1)
 
 
+def test_each_engine_of_a_process_has_a_file_of_its_own(run_ranks, python, tmp_path):
+    again = PROGRAM.replace("hvd.init()", "hvd.init(); hvd.shutdown(); hvd.init()")
+    result = run_ranks(2, python, "-c", again, QSGD_TIMELINE=str(tmp_path / "t.json"))
+    assert result.returncode == 0, result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.2.json", "t.json"]
+    names = [e.get("args", {}).get("name", "") for e in events_of(tmp_path / "t.2.json")]
+    assert any("last" in name for name in names)
+
+
 @pytest.mark.gate
 def test_calls_start_and_stop_it_and_ranks_share_a_time_axis(run_ranks, python, tmp_path):
     paths = [str(tmp_path / "alone.json"), str(tmp_path / "rank{rank}.json")]
