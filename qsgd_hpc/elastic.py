@@ -27,7 +27,14 @@ from qsgd_hpc.errors import (
 from qsgd_hpc.frameworks.parts import Part, SamplerPart, StatefulPart, ValuePart
 from qsgd_hpc.frameworks.sampler import ElasticShares
 from qsgd_hpc.runtime import basics
-from qsgd_hpc.runtime.feedback import error_feedback_state, load_error_feedback_state, set_of
+from qsgd_hpc.runtime.feedback import (
+    Shares,
+    error_feedback_state,
+    load_error_feedback_state,
+    own_shares,
+    set_of,
+    sum_of_shares,
+)
 from qsgd_hpc.runtime.objects import broadcast_object
 
 __all__ = ["HostsUpdatedInterrupt", "State", "run"]
@@ -51,7 +58,9 @@ class State:
         self._file: Path | None = None
         self._own = object()  # stands for this state in _owners, and does not keep it alive
         self._in_file = False  # whether the file has a commit of this training
-        self._owed: dict[str, Any] = {}  # residuals of error feedback at the last commit
+        # Residuals of error feedback at the last commit: with a file all, without it this rank's.
+        self._owed: dict[str, Any] = {}
+        self._shares: Shares = {}
         self._committed: dict[str, Any] = {}
         self._commits = 0
         for name, value in attributes.items():
@@ -116,13 +125,21 @@ class State:
         the file atomically; the residuals of error feedback are included.
         """
         self.save()
-        self._owed = error_feedback_state()
-        if self._file is not None:
+        if self._file is None:
+            self._shares = self._own_shares()
+        else:
+            self._owed = error_feedback_state()
             self._write_file(self._file)
             self._in_file = True
             _owners[self._file] = self._own
         self._commits += 1  # an incomplete one does not make another attempt succeed
         self.check_host_updates()
+
+    def _own_shares(self) -> Shares:
+        try:
+            return own_shares() if basics.is_initialized() else {}
+        except UsageError:  # reductions are in flight, and with them their residuals
+            return {}
 
     def check_host_updates(self) -> None:
         """Do nothing: a batch job's hosts do not change, so there is no interrupt to raise."""
@@ -136,10 +153,16 @@ class State:
     def _continues(self) -> bool:
         """Return whether the file has this state's own commits, which are not newer than it.
 
+        Collective if there is a file.
+
         Raises:
             UsageError: it has those of another state of this process.
         """
-        owner = None if self._file is None else _owners.get(self._file)
+        if self._file is None:
+            return False
+        if not broadcast_object(basics.rank() == 0 and self._file.exists(), 0, None):
+            _owners.pop(self._file, None)  # removed, to start from the beginning
+        owner = _owners.get(self._file)
         if owner not in (None, self._own):
             raise UsageError(
                 f"{self._file} has the commits of another state of this process; give each its "
@@ -188,10 +211,11 @@ class State:
     def _owe_again(self) -> None:
         """Restore the residuals of the last commit in a job that has been formed again."""
         known = basics.context().process_sets  # sets that were added later are not there
+        owed = sum_of_shares(self._shares) if self._file is None else self._owed
         load_error_feedback_state(
             {
                 name: values
-                for name, values in self._owed.items()
+                for name, values in owed.items()
                 if (of_set := set_of(name)) == 0 or of_set in known
             }
         )

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "Shares",
     "error_feedback_state",
     "load_error_feedback_state",
     "load_rounding_state",
+    "own_shares",
     "rounding_state",
+    "sum_of_shares",
 ]
 
 _PREFIX = "allreduce."
@@ -37,14 +40,37 @@ def error_feedback_state() -> dict[str, NDArray[np.float32]]:
     Raises:
         UsageError: reductions are in flight.
     """
+    return sum_of_shares(own_shares())
+
+
+Shares = dict[int, "dict[str, NDArray[np.float32]]"]
+"""A rank's part of the residuals, by the process set's number and the operation's name."""
+
+
+def own_shares() -> Shares:
+    """Return a copy of this rank's part of the residuals; not collective.
+
+    Raises:
+        UsageError: reductions are in flight.
+    """
+    engine = basics.context().engine
+    return {
+        number: {name: engine.owed_share(name, number) for name in engine.owed_counts(number)}
+        for number in _sets()
+    }
+
+
+def sum_of_shares(shares: Shares) -> dict[str, NDArray[np.float32]]:
+    """Return the residuals as :func:`error_feedback_state` does; every rank must call it."""
     import numpy as np
 
-    engine = basics.context().engine
     state = {}
     for number, first in _sets().items():
+        own = shares.get(number, {})
         # All ranks use one rank's list: ranks that restored different states would deadlock.
-        for name, count in broadcast_object(engine.owed_counts(number), first).items():
-            share = engine.owed_share(name, number)
+        counts = broadcast_object({name: share.size for name, share in own.items()}, first)
+        for name, count in counts.items():
+            share = own.get(name, np.empty(0, np.float32)).copy()
             if share.size != count:  # as on ranks outside of the set
                 share = np.zeros(count, np.float32)
             buffer = ops.Buffer(share.ctypes.data, share.shape, "float32", share)

@@ -71,3 +71,27 @@ def test_a_rank_lost_before_training_begins_has_the_same_message():
     train = elastic.run(lambda state: None)
     with pytest.raises(RankFailedError, match="cannot continue without that rank"):
         train(elastic.State(value=DiesInSync(1)))
+
+
+def test_a_file_that_was_removed_belongs_to_no_state(file):
+    @elastic.run(checkpoint=file)
+    def train(state):
+        state.epoch += 1
+        state.commit()
+        return state.epoch
+
+    for _ in range(2):  # as for the folds of a cross-validation
+        assert train(elastic.State(epoch=0)) == 1
+        broadcast_object(None)
+        if basics.rank() == 0:
+            file.unlink()
+        broadcast_object(None)
+
+
+def test_commits_in_memory_need_no_other_rank():
+    state = elastic.State(value=0)
+    if basics.rank() == 0:
+        state.value = 1
+        state.commit()
+    broadcast_object(None)
+    assert state.value == (basics.rank() == 0)

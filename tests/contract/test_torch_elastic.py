@@ -190,6 +190,33 @@ def test_the_file_keeps_what_error_feedback_owes(file):
     assert torch.allclose(owed[name], hvd.error_feedback_state()[name])
 
 
+@needs_ranks(2)
+def test_what_error_feedback_owes_comes_back_from_a_commit_in_memory():
+    lossy = hvd.Compression.qsgd(bits=2, min_elements=0)
+    hvd.load_error_feedback_state({})
+    model, optimizer = linear(compression=lossy)
+    owed = []
+
+    @hvd.elastic.run
+    def train(state):
+        if owed:
+            owed.append(hvd.error_feedback_state())
+            return
+        for attempt in range(2):
+            optimizer.zero_grad()
+            model(torch.rand(2, 3)).pow(2).sum().backward()
+            optimizer.step()
+            if attempt == 0:
+                owed.append(hvd.error_feedback_state())
+                state.commit()
+        raise hvd.HorovodInternalError("as after NaN")
+
+    train(hvd.elastic.TorchState(model=model, optimizer=optimizer))
+    (name,) = owed[0]
+    assert owed[0][name].any()
+    assert torch.allclose(torch.as_tensor(owed[0][name]), torch.as_tensor(owed[1][name]))
+
+
 def test_a_step_that_failed_leaves_nothing_to_the_next_attempt():
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     state = training(scaler=scaler)
