@@ -9,7 +9,15 @@ import torch
 
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["name_parameters"]
+__all__ = ["name_parameters", "plain_name"]
+
+# Modules by which torch.compile and activation checkpointing wrap others.
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's name without the parts of wrappers, as rules and checkpoints know it."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def name_parameters(
@@ -27,7 +35,7 @@ def name_parameters(
     """
     if named_parameters is None:
         return {p: str(i) for i, p in enumerate(owned)}
-    pairs = list(named_parameters)
+    pairs = [(plain_name(name), parameter) for name, parameter in named_parameters]
     doubled = sorted(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
     if doubled:
         raise UsageError(f"named_parameters contains duplicate names: {', '.join(doubled)}")

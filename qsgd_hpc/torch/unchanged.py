@@ -37,6 +37,8 @@ def before_joining(model: Any) -> None:
 def _first_pass(model: Any, _args: Any) -> None:
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
+    if not any(p.requires_grad for p in model.module.parameters()):
+        return  # frozen for now, as a GAN's discriminator is while its generator trains
     for key, hook in list(model._forward_pre_hooks.items()):
         if hook is _first_pass:
             del model._forward_pre_hooks[key]
@@ -99,12 +101,11 @@ def _scaler() -> Any:
 
 
 def _why_not(model: Any) -> str | None:
-    if getattr(model, "_comm_hooks", ()):
+    # torch keeps no list of its built-in hooks, but logs their name.
+    if getattr(model, "_comm_hooks", ()) or model._get_ddp_logging_data().get("comm_hook"):
         return "the script has registered another hook"
     if model.static_graph:
         return "static_graph=True"
     if any(hasattr(p, "_in_backward_optimizers") for p in model.module.parameters()):
         return "its optimizer steps in the backward pass, through DDP's only hook"
-    if not any(p.requires_grad for p in model.module.parameters()):
-        return "no parameter requires a gradient"
     return None

@@ -269,9 +269,10 @@ def test_ranks_that_train_alone_are_told_once(
     [
         ("CUDA error: invalid device ordinal", "LOCAL_RANK=1 is not a GPU that this rank sees ("),
         ("EADDRINUSE: port: 47, ...", "MASTER_PORT=47 is in use by another process on here: unset"),
+        ("[Errno 98] Address already in use", None),
         ("CUDA error: out of memory", None),
     ],
-    ids=["no such GPU", "taken port", "another error"],
+    ids=["no such GPU", "taken port", "another port", "another error"],
 )
 def test_an_error_of_how_ranks_were_started_comes_with_its_remedy(
     run_ranks, tmp_path: Path, text: str, remedy: str | None
@@ -421,3 +422,36 @@ def test_bits_import_nothing_into_other_scripts(run_ranks, tmp_path: Path) -> No
     done = run_ranks(2, "--bits", "4", str(path), PYTHONPATH=str(tmp_path / "own"))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "True set()\n" * 2
+
+
+# A GAN freezes the discriminator for its first pass; nanoGPT compiles, then wraps.
+WRAPPED = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+G, D = DDP(torch.nn.Linear(64, 64)), DDP(torch.nn.Linear(64, 64))
+fake = G(torch.randn(4, 64))
+D.requires_grad_(False)
+D(fake).pow(2).mean().backward()
+D.requires_grad_(True)
+D(fake.detach()).pow(2).mean().backward()
+built_in = DDP(torch.nn.Linear(64, 64))
+built_in._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+built_in(torch.randn(4, 64)).sum().backward()
+compiled = DDP(torch.compile(torch.nn.Sequential(torch.nn.Linear(64, 64)), backend="eager"))
+compiled(torch.randn(4, 64)).sum().backward()
+hooks = [len(model._comm_hooks) for model in (G, D, built_in, compiled)]
+names = sorted(compiled._comm_hooks[0][1].global_state_dict()["parameters"])
+if dist.get_rank() == 0:
+    print("hooks", hooks, names)
+"""
+
+
+def test_bits_compress_whatever_order_a_script_wraps_its_models_in(run_ranks, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(WRAPPED)
+    done = run_ranks(2, "--bits", "4", str(path))
+    assert done.returncode == 0, done.stderr
+    assert "hooks [1, 1, 0, 1] ['0.bias', '0.weight']" in done.stdout, done.stdout + done.stderr
+    assert "the script has registered another hook" in done.stderr

@@ -205,11 +205,18 @@ def _explain(kind: Any, value: Any, traceback: Any) -> None:
             "GPU on a node (--ranks-per-node), and make all GPUs visible to each rank "
             "(--gpu-view all)\n"
         )
-    elif "EADDRINUSE" in text or "address already in use" in text.lower():
+    elif _is_meeting_port(text, environ.get("MASTER_PORT", "")):
         sys.stderr.write(
             f"qsgd-hpc: MASTER_PORT={environ.get('MASTER_PORT')} is in use by another process "
             f"on {environ.get('MASTER_ADDR')}: unset it, and the run reserves a port\n"
         )
+
+
+def _is_meeting_port(text: str, port: str) -> bool:
+    """Return whether torch says that MASTER_PORT is taken; a script may open other ports."""
+    import re
+
+    return "EADDRINUSE" in text and re.search(rf"\bport: {port}\b", text) is not None
 
 
 def _run_next() -> None:

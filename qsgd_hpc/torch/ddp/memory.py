@@ -13,6 +13,7 @@ from qsgd_hpc import _core
 from qsgd_hpc._core import Coding
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.torch._groups import HOST
+from qsgd_hpc.torch.naming import plain_name
 
 __all__ = ["Memory", "Slot"]
 
@@ -58,14 +59,14 @@ class Memory:
     def __init__(
         self, named_parameters: Iterable[tuple[str, torch.Tensor]] | None, named: bool = False
     ) -> None:
-        self._names = {p: name for name, p in named_parameters or ()}
+        self._names = {p: plain_name(name) for name, p in named_parameters or ()}
         self.named = named or bool(self._names)
         self._slots: dict[torch.Tensor, Slot] = {}
         self._saved: Saved = {}
 
     def name(self, named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Name parameters that have not been reduced yet."""
-        self._names |= {p: name for name, p in named_parameters}
+        self._names |= {p: plain_name(name) for name, p in named_parameters}
         self.named = True
 
     def slot(self, parameter: torch.Tensor) -> Slot:
@@ -167,6 +168,7 @@ class Memory:
         """Replace all slots; each uses its part when its parameter is next reduced."""
         self._slots_to_names()
         known = set(self._names.values())
+        state = {plain_name(name): saved for name, saved in state.items()}
         if known and state and known.isdisjoint(state):
             raise UsageError(
                 f"the loaded state has parameters such as {next(iter(state))!r}, this QSGDState "

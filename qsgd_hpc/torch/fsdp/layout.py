@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from qsgd_hpc.torch.naming import plain_name
+
 __all__ = ["Part", "data_parallel_rank", "parts_of", "sharded_modules"]
 
 
@@ -77,7 +79,7 @@ def parts_of(module: Any, names: Mapping[nn.Module, str]) -> tuple[Part, ...]:
     for group in module._get_fsdp_state()._fsdp_param_groups:  # no public name
         for each in group.fsdp_params:
             owner, key = each._module_info.module, each._module_info.param_name
-            name = f"{names.get(owner, '')}.{key}".lstrip(".")
+            name = plain_name(f"{names.get(owner, '')}.{key}".lstrip("."))
             shape, held = tuple(each.sharded_param.shape), tuple(each._orig_size)
             found.append(Part(name, shape, each.fsdp_placement.dim, owner, held))
     return tuple(found)
