@@ -43,6 +43,12 @@ def test_the_schedulers_of_the_script_are_kept_and_the_warm_up_goes_beside_them(
     assert not made.to_decide
 
 
+@pytest.mark.parametrize("setup", ["step = optimizer.step", "from engine import step"])
+def test_a_step_of_another_name_is_no_reason_to_stop(setup):
+    argument = "optimizer" if setup.startswith("from") else ""
+    assert "hvd.DistributedOptimizer(" in done(torch_script(setup, f"step({argument})")).after
+
+
 @pytest.mark.parametrize(
     "setup",
     [

@@ -148,13 +148,13 @@ def test_a_job_runs_after_the_one_it_needs_and_not_after_its_failure(place: Path
 def test_an_array_runs_every_combination_with_its_own_output(place: Path) -> None:
     body = "import sys; print(sys.argv[1:]); sys.exit(sys.argv[-1] == 'b')"
     array = {"lr": ("0.1", "$(touch pwned)"), "mode": ("a", "b")}
-    job = jobs.submit(jobs.JobRequest(write(place, body), ("--x", "1"), array=array))
+    job = jobs.submit(jobs.JobRequest(write(place, body), ("--x", ":"), array=array))
     assert states(job.id) == ["FAILED"]
     job = jobs.get(job.id)
     assert job.progress.tasks == {"COMPLETED": 2, "FAILED": 2}
     seen = [job.task_log_path(n).read_text() for n in range(4)]
     assert seen == [
-        f"{['--x', '1', '--lr', lr, '--mode', mode]}\n" for lr in array["lr"] for mode in "ab"
+        f"{['--x', ':', '--lr', lr, '--mode', mode]}\n" for lr in array["lr"] for mode in "ab"
     ]
     assert not list(place.glob("pwned"))
     assert cli("logs", "--task", "2", job.id).stdout == seen[2]

@@ -277,10 +277,19 @@ def test_array_on_a_throttled_queue_must_say_how_many_run_at_once() -> None:
     assert faults("polaris", **{**fields, "array": {}}) == ""
 
 
+def test_an_array_value_that_mpiexec_takes_for_a_separator_is_refused() -> None:
+    assert "a value ':' would be mpiexec's separator" in faults("local", array={"sep": (":", "x")})
+
+
+def test_a_queue_that_is_too_small_is_not_offered_instead() -> None:
+    text = faults("frontier", account="p", queue="debug", nodes=80, chain=2)
+    assert "or use --queue batch." in text, text
+
+
 @pytest.mark.parametrize(("flag", "value"), [("chain", 3), ("after", ("polaris-1",))])
 def test_queue_that_forbids_chains_refuses_them(flag: str, value: Any) -> None:
     text = faults("frontier", account="p", queue="debug", **{flag: value})
-    assert f"does not allow job dependencies. Remove --{flag}, or --queue batch" in text
+    assert f"does not allow job dependencies. Remove --{flag}, or use --queue batch" in text
     assert faults("frontier", account="p", queue="batch", **{flag: value}) == ""
 
 

@@ -186,8 +186,9 @@ def _is_step(script: Script, call: cst.Call) -> bool:
     name = script.called(call)
     if not name.endswith(".step"):
         return False
-    assert isinstance(call.func, cst.Attribute)
-    node = call.args[0].value if call.args else call.func.value
+    if not isinstance(call.func, cst.Attribute) and not call.args:  # of step = optimizer.step
+        return bool(OPTIMIZER.match(name.removesuffix(".step").removesuffix("()")))
+    node = call.args[0].value if call.args else cst.ensure_type(call.func, cst.Attribute).value
     made = script.qualified(node).removesuffix("()")
     # One that a function or a method of the script returns is known by its name only.
     return bool(OPTIMIZER.match(made)) or is_optimizer_name(node)

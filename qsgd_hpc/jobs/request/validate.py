@@ -128,6 +128,8 @@ def _request_faults(request: JobRequest, facts: Facts) -> Iterator[str]:
             f"--horovod is for Python scripts, but {request.script} is executed directly. Use a "
             "script that ends in .py, or add --python."
         )
+    if any(":" in task for task in request.tasks):
+        yield "--array: a value ':' would be mpiexec's separator of programs. Use another word."
     if any("\0" in word for word in (str(request.script), *request.script_args)):
         yield (
             "the script or one of its arguments contains a NUL byte, which is not possible "
@@ -189,8 +191,12 @@ def _array_and_chain(request: JobRequest, site: Site) -> Iterator[str]:
         yield f"{what} runs at most {most} tasks of an array at a time. Use --at-once {most}."
     if not queue.chain and (request.chain > 1 or request.after):
         flag = "--chain" if request.chain > 1 else "--after"
-        others = [q.name for q in site.queues.values() if q.chain and not q.via]
-        remedy = f", or --queue {listing(others)}" if others else ""
+        others = [
+            q.name
+            for q in site.queues.values()
+            if q.chain and not q.via and q.takes(request.nodes, request.walltime_min)
+        ]
+        remedy = f", or use --queue {listing(others)}" if others else ""
         yield f"{what} does not allow job dependencies. Remove {flag}{remedy}."
     elif fault := chain_fault(site, queue, request.chain, request.nodes, request.walltime_min):
         yield fault

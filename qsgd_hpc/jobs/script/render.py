@@ -227,7 +227,8 @@ def _command(request: JobRequest, site: Site, tools: Tools) -> list[str]:
         words[:0] = [request.interpreter(site.python, tools.python), *compat]
     if ":" in words:
         # Every mpiexec takes an argument ":" for a separator of programs; inside a word it is safe.
-        return ["/bin/bash", "-c", f"exec {shlex.join(words)}"]
+        # The last word is bash's name; the words of an array's task follow.
+        return ["/bin/bash", "-c", f'exec {shlex.join(words)} "$@"', "bash"]
     return words
 
 
