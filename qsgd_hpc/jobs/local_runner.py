@@ -28,7 +28,14 @@ from types import FrameType
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.processes import adopt_orphans, alive, end_all, identity
+from qsgd_hpc.jobs.processes import (
+    KILL_GRACE_S,
+    STOP_S,
+    adopt_orphans,
+    alive,
+    end_all,
+    identity,
+)
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.records.events import end_of, read_events, task_counts, why_not_run
 from qsgd_hpc.jobs.request.dependencies import unmet
@@ -154,11 +161,13 @@ def _run(job: Job) -> Progress:
     """Start the script in a separate session and wait for its end, the walltime or a cancel."""
     walltime_min = job.request.walltime_min
     running = Progress(JobState.RUNNING, started_at=time.time())
+    grace_s = STOP_S
     try:
         process = _start(job)
         running = dataclasses.replace(running, pid=process.pid, identity=identity(process.pid))
         registry.save(job, running)
         code = process.wait(None if walltime_min is None else walltime_min * 60)
+        grace_s = KILL_GRACE_S  # for what it has left running
         return _by_exit_code(job, running, code)
     except subprocess.TimeoutExpired:
         why = f"ended at its walltime of {clock(walltime_min or 0)}"
@@ -167,7 +176,7 @@ def _run(job: Job) -> Progress:
         return dataclasses.replace(running, state=JobState.CANCELLED, why="cancelled")
     finally:
         signal.signal(signal.SIGTERM, _ignore)
-        end_all(os.getpid())
+        end_all(os.getpid(), handlers_s=grace_s)
 
 
 def _start(job: Job) -> subprocess.Popen[bytes]:

@@ -11,11 +11,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from qsgd_hpc.launch.supervise import catches
+
 __all__ = ["adopt_orphans", "alive", "end_all", "identity", "members"]
 
 _PROC = Path("/proc")
 _PR_SET_CHILD_SUBREAPER = 36
 KILL_GRACE_S = 5.0  # between SIGTERM and SIGKILL
+STOP_S = 33.0  # the same while ranks of a job handle SIGTERM; the launcher ends them after 32
 
 
 def identity(pid: int) -> str | None:
@@ -108,21 +111,33 @@ def _send(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def end_all(root: int, *, session: bool = False) -> None:
+def end_all(root: int, *, session: bool = False, handlers_s: float = KILL_GRACE_S) -> None:
     """End every member (see :func:`members`): SIGTERM, five seconds of grace, SIGKILL.
 
     Members are searched repeatedly, so that processes left by a dying launcher are also found.
+
+    Args:
+        root: process whose members end.
+        session: whether they are the members of its session.
+        handlers_s: grace while a member has a handler for SIGTERM.
     """
     _send(members(root, session=session), signal.SIGTERM)
-    deadline_s = time.monotonic() + KILL_GRACE_S
+    begun_s = time.monotonic()
     while left := members(root, session=session):
-        if time.monotonic() > deadline_s + KILL_GRACE_S:
+        spent_s = time.monotonic() - begun_s
+        if spent_s > max(handlers_s, KILL_GRACE_S) + KILL_GRACE_S:
             break  # stuck in the kernel; nothing more can be done
-        if time.monotonic() > deadline_s:
+        if spent_s > (handlers_s if any(_handles(pid, root) for pid in left) else KILL_GRACE_S):
             _send(left, signal.SIGKILL)
         _reap(root)
         time.sleep(0.05)
     _reap(root)
+
+
+def _handles(pid: int, root: int) -> bool:
+    """Return whether a process below the job's script, which has a trap, handles SIGTERM."""
+    fields = _stat(pid)
+    return fields is not None and int(fields[1]) != root and catches(pid, signal.SIGTERM)
 
 
 def _reap(root: int) -> None:

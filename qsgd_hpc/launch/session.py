@@ -242,6 +242,8 @@ class Session:
             return  # a failure is reported immediately, and again after the output has ended
         now_s = time.monotonic()
         self.ledger.record(event, now_s)
+        if self.kill_at_s is not None and not self.ledger.running:
+            self.kill_at_s = min(self.kill_at_s, now_s + KILL_AFTER_S)  # no rank saves any more
         if event.status != 0 and self.term_at_s is None:
             self.term_at_s = now_s + self.grace_s
         if len(self.ledger.ends) == 1 and self.warning_s > 0:

@@ -116,6 +116,27 @@ def test_cancel_ends_every_process_even_stubborn_and_detached_ones(place: Path) 
     assert "had already ended" in cli("cancel", job["id"]).stdout
 
 
+SAVES = """
+import signal, sys, time
+def save(*_):
+    time.sleep(7)
+    print("saved", flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.full
+def test_a_rank_that_handles_sigterm_has_the_time_to_save(place: Path) -> None:
+    job = submit(place, SAVES)
+    log = Path(job["log"])
+    until(lambda: log.exists() and "ready" in log.read_text())
+    assert "CANCELLED" in cli("cancel", job["id"]).stdout
+    assert "saved" in log.read_text()
+
+
 @pytest.mark.full
 def test_a_waiting_job_can_be_cancelled(place: Path) -> None:
     first = submit(place, "import time; time.sleep(300)")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.processes import KILL_GRACE_S, alive, end_all
+from qsgd_hpc.jobs.processes import KILL_GRACE_S, STOP_S, alive, end_all
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers.command import Dependency
 
@@ -98,7 +98,7 @@ def cancel(job: Job) -> None:
         raise LaunchError(f"{job.id} runs on host {owner['host']}. Cancel it there.")
     if owner is not None and alive(owner["pid"], owner["identity"]):
         os.kill(owner["pid"], signal.SIGTERM)
-        deadline_s = time.monotonic() + 3 * KILL_GRACE_S
+        deadline_s = time.monotonic() + STOP_S + 2 * KILL_GRACE_S
         while alive(owner["pid"], owner["identity"]):
             if time.monotonic() > deadline_s:
                 raise LaunchError(f"{job.id} has not ended yet; see {job.directory}/runner.log.")
