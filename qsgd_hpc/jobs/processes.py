@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from qsgd_hpc.launch.supervise import catches
+from qsgd_hpc.launch.supervise import catches, runs_a_job
 
 __all__ = ["adopt_orphans", "alive", "end_all", "identity", "members"]
 
@@ -77,19 +77,10 @@ def members(root: int, *, session: bool = False) -> list[int]:
     found: list[int] = []
     queue = [root]
     while queue:
-        below = [pid for pid in children.get(queue.pop(), []) if not _runs_a_job(pid)]
+        below = [pid for pid in children.get(queue.pop(), []) if not runs_a_job(pid)]
         found += below
         queue += below
     return found
-
-
-def _runs_a_job(pid: int) -> bool:
-    """Return whether a process runs a job of its own, which a job's script has submitted."""
-    try:
-        words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return b"qsgd_hpc.jobs.local_runner" in words
 
 
 def _table() -> Iterator[tuple[int, int, int, str]]:

@@ -131,8 +131,8 @@ def _clean_up(group: int, since_s: float) -> None:
     _clear_shared_memory(since_s)
 
 
-def _runs_a_job(pid: int) -> bool:
-    """Return whether a process runs a job of this machine, which the rank has submitted."""
+def runs_a_job(pid: int) -> bool:
+    """Return whether a process runs a job of this machine, which a rank or script has submitted."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as words:  # noqa: PTH123 (pathlib is slow to import)
             return b"\0qsgd_hpc.jobs.local_runner\0" in words.read()
@@ -275,7 +275,7 @@ class Supervisor:
         """
         left = _signal_group(self.pid, signum)
         daemons = _children() - {self.pid, self.watcher} if self.status is not None else set()
-        daemons = {pid for pid in daemons if not _runs_a_job(pid)}
+        daemons = {pid for pid in daemons if not runs_a_job(pid)}
         for pid in daemons:
             with contextlib.suppress(ChildProcessError, ProcessLookupError):
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
