@@ -109,17 +109,22 @@ def start_from_environment(context: Context) -> None:
     """
     path, all_ranks, mark_cycles = context.comm.bcast(
         (
-            env.get("QSGD_TIMELINE"),
+            _unused(env.get("QSGD_TIMELINE")),
             env.get("QSGD_TIMELINE_ALL_RANKS"),
             env.get("HOROVOD_TIMELINE_MARK_CYCLES"),
         )
     )
     if path is not None:
-        _begun[path] += 1
-        if number := context.comm.bcast(_begun[path] - 1):
-            own = Path(path)
-            path = str(own.with_suffix(f".{number + 1}{own.suffix}"))
         _start(context, Files(path, _RANK in path or all_ranks), mark_cycles, together=True)
+
+
+def _unused(path: str | None) -> str | None:
+    """Return the path for the next engine of this process."""
+    if path is None:
+        return None
+    _begun[path] += 1
+    own = Path(path)
+    return path if _begun[path] == 1 else str(own.with_suffix(f".{_begun[path]}{own.suffix}"))
 
 
 def _start(context: Context, files: Files, mark_cycles: bool, together: bool) -> None:
