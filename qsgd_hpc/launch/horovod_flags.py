@@ -198,7 +198,7 @@ def variables_of(values: Mapping[str, Any]) -> dict[str, str]:
     found |= {name: "" for name in others if os.environ.get(name) and name not in found}
     if values.get("stall_check") is False:
         found["QSGD_STALL_SHUTDOWN_S"] = "0"
-    for name in {*found} & {*env.TABLE}:
+    for name in filter(env.TABLE.__contains__, found):
         env.get(name, found)
     return found
 

@@ -278,7 +278,8 @@ def test_array_on_a_throttled_queue_must_say_how_many_run_at_once() -> None:
 
 
 def test_an_array_value_that_mpiexec_takes_for_a_separator_is_refused() -> None:
-    assert "a value ':' would be mpiexec's separator" in faults("local", array={"sep": (":", "x")})
+    request = JobRequest(Path("train.py"), array={"sep": (":", "x")})
+    assert "a value ':' would be mpiexec's separator" in "".join(choice_faults(request, "local"))
 
 
 def test_a_queue_that_is_too_small_is_not_offered_instead() -> None:

@@ -24,7 +24,7 @@ from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
-__all__ = ["choice_faults", "complete", "prepare"]
+__all__ = ["choice_faults", "complete", "default_stop_before", "prepare"]
 
 
 def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
@@ -179,6 +179,9 @@ def _array_faults(request: JobRequest) -> Iterator[str]:
             yield (
                 f"--array {key}: a value contains a NUL byte, which is not possible in a command."
             )
+    # The options of a single task become the script's own, which are quoted.
+    if len(request.tasks) > 1 and any(":" in values for values in request.array.values()):
+        yield "--array: a value ':' would be mpiexec's separator of programs. Use another word."
     if len(request.tasks) > TASKS_CEILING:
         yield (
             f"--array creates {len(request.tasks)} tasks; the maximum is {TASKS_CEILING}. Split it."

@@ -128,8 +128,6 @@ def _request_faults(request: JobRequest, facts: Facts) -> Iterator[str]:
             f"--horovod is for Python scripts, but {request.script} is executed directly. Use a "
             "script that ends in .py, or add --python."
         )
-    if any(":" in task for task in request.tasks):
-        yield "--array: a value ':' would be mpiexec's separator of programs. Use another word."
     if any("\0" in word for word in (str(request.script), *request.script_args)):
         yield (
             "the script or one of its arguments contains a NUL byte, which is not possible "
