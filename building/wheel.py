@@ -25,6 +25,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
+from importlib import resources
 from pathlib import Path
 
 from building.compiler import GLIBC, ROOT, architecture
@@ -72,6 +73,9 @@ def build_environ() -> dict[str, str]:
         "SOURCE_DATE_EPOCH": commit_time(),
         "PIP_CONSTRAINT": str(TOOLS),
         "PIP_BUILD_CONSTRAINT": str(TOOLS),  # its name since pip 25.3
+        # ziglang compiles its C++ library anew, in 90 s, for each folder that it finds it in, and
+        # pip unpacks it into another folder for each wheel.
+        "ZIG_LIB_DIR": str(resources.files("ziglang") / "lib"),
     }
 
 
