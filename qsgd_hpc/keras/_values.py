@@ -17,8 +17,20 @@ from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 __all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "reducescatter"]
 
 
+class Value(np.ndarray):
+    """An array with the method of TensorFlow's tensors, which is what Horovod returns."""
+
+    def numpy(self) -> Any:
+        """Return the values as a plain array or, without dimensions, a number."""
+        return np.asarray(self)[()]
+
+
 def _array(value: Any) -> NDArray[Any]:
     return np.asarray(keras.ops.convert_to_numpy(value))
+
+
+def _value(array: NDArray[Any]) -> Value:
+    return array.view(Value)
 
 
 def allreduce(
@@ -30,7 +42,7 @@ def allreduce(
     op: Op | None = None,
     compression: Any = NoneCompressor,
     process_set: ProcessSet = global_process_set,
-) -> NDArray[Any]:
+) -> Value:
     """Return the average (or ``op``) of every rank's value, as a numpy array.
 
     Args:
@@ -43,7 +55,7 @@ def allreduce(
         compression: one of ``qsgd_hpc.arrays.Compression``.
         process_set: the participating ranks; default: all.
     """
-    return arrays.allreduce(
+    reduced = arrays.allreduce(
         _array(value),
         average=average,
         name=name,
@@ -53,13 +65,14 @@ def allreduce(
         compression=compression,
         process_set=process_set,
     )
+    return _value(reduced)
 
 
 def allgather(
     value: Any, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> NDArray[Any]:
+) -> Value:
     """Return the rows of all ranks, concatenated in rank order; their numbers may differ."""
-    return arrays.allgather(_array(value), name=name, process_set=process_set)
+    return _value(arrays.allgather(_array(value), name=name, process_set=process_set))
 
 
 def broadcast(
@@ -67,9 +80,9 @@ def broadcast(
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> NDArray[Any]:
+) -> Value:
     """Return root_rank's value on every rank; shapes must be equal."""
-    return arrays.broadcast(_array(value), root_rank, name=name, process_set=process_set)
+    return _value(arrays.broadcast(_array(value), root_rank, name=name, process_set=process_set))
 
 
 def reducescatter(
@@ -77,9 +90,9 @@ def reducescatter(
     name: str | None = None,
     op: Op | None = None,
     process_set: ProcessSet = global_process_set,
-) -> NDArray[Any]:
+) -> Value:
     """Return this rank's part of the rows of the average (or ``op``) of every rank's value."""
-    return arrays.reducescatter(_array(value), name=name, op=op, process_set=process_set)
+    return _value(arrays.reducescatter(_array(value), name=name, op=op, process_set=process_set))
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import numpy as np
 
 from qsgd_hpc.errors import UsageError
@@ -25,7 +26,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return root_rank's ``obj`` on every rank of the set; it must be picklable.
+    """Return root_rank's ``obj`` on every rank of the set; pickle or cloudpickle sends it.
 
     ``root_rank`` is a rank of the job, whatever the set.
 
@@ -48,7 +49,7 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Return every rank's ``obj``, in rank order; they must be picklable.
+    """Return every rank's ``obj``, in rank order; pickle or cloudpickle sends them.
 
     Raises:
         UsageError: another rank could not pickle its object; that rank raises the original error.
@@ -79,9 +80,18 @@ def _pickled(obj: Any) -> tuple[NDArray[np.uint8], Exception | None]:
     The other ranks would otherwise wait for this one.
     """
     try:
-        return np.frombuffer(pickle.dumps(obj), dtype=np.uint8), None
+        return np.frombuffer(_dumps(obj), dtype=np.uint8), None
     except Exception as error:  # objects run code of their own
         return _NOTHING, error
+
+
+def _dumps(obj: Any) -> bytes:
+    try:
+        return pickle.dumps(obj)
+    except Exception:  # the error's type depends on the object
+        # By value: lambdas, such as those of a scheduler or a defaultdict, and local classes.
+        by_value: bytes = cloudpickle.dumps(obj)
+        return by_value
 
 
 def _not_picklable(operation: str, rank: int) -> UsageError:

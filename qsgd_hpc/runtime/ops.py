@@ -58,6 +58,10 @@ class Op:
     def __repr__(self) -> str:
         return self.name.capitalize()
 
+    def __reduce__(self) -> str:
+        # A copy, of a pickle too, is the constant itself: operations are compared by identity.
+        return self.name.capitalize()
+
 
 Average = Op("average")
 """The mean over the ranks."""

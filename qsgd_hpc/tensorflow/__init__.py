@@ -34,4 +34,8 @@ def __getattr__(name: str) -> Any:
         from qsgd_hpc.tensorflow.sync_batch_norm import SyncBatchNormalization
 
         return SyncBatchNormalization
+    if name == "keras":  # hvd.keras.callbacks, of scripts that import horovod.tensorflow alone
+        from qsgd_hpc import keras
+
+        return keras
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

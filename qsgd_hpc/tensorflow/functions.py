@@ -32,7 +32,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return root_rank's ``obj`` on every rank of the set; it must be picklable.
+    """Return root_rank's ``obj`` on every rank of the set; pickle or cloudpickle sends it.
 
     ``root_rank`` is a rank of the job, whatever the set. ``session`` is accepted for
     compatibility; objects are not sent through TensorFlow.
@@ -56,7 +56,7 @@ def allgather_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Return every rank's ``obj``, in rank order; they must be picklable.
+    """Return every rank's ``obj``, in rank order; pickle or cloudpickle sends them.
 
     ``session`` is accepted for compatibility.
     """

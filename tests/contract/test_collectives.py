@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections import defaultdict
+
 import numpy as np
 import pytest
 
@@ -194,10 +198,26 @@ def test_objects_reach_every_rank(hvd):
     assert hvd.broadcast_object(mine, root_rank=last) == everyone[last]
 
 
+def test_functions_without_a_name_reach_every_rank(hvd):
+    """Such as those in a scheduler or in a defaultdict."""
+    mine = defaultdict(lambda: "none")
+    mine["rank"] = hvd.rank()
+    for rank, each in enumerate(hvd.allgather_object(mine)):
+        assert (each["rank"], each["other"]) == (rank, "none")
+    assert hvd.broadcast_object(mine)["other"] == "none"
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda op: pickle.loads(pickle.dumps(op))])
+def test_a_copied_operation_is_the_same_one(hvd, copied):
+    """In arguments of argparse that are copied, or of hvd.run()."""
+    for name in ("Average", *REDUCTIONS, "Adasum"):
+        assert copied(getattr(hvd, name)) is getattr(hvd, name)
+
+
 @pytest.mark.parametrize("gathers", [False, True], ids=["broadcast", "allgather"])
 def test_an_object_that_has_no_pickle_is_an_error_on_every_rank(hvd, gathers):
     last = hvd.size() - 1
-    mine = (lambda: 0) if hvd.rank() == last else 0
+    mine = (i for i in ()) if hvd.rank() == last else 0
     words = "[Pp]ickle" if hvd.rank() == last else f"rank {last} could not pickle its object"
     with pytest.raises(Exception, match=words):
         hvd.allgather_object(mine) if gathers else hvd.broadcast_object(mine, last)

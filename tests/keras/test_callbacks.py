@@ -228,6 +228,13 @@ def test_a_saved_model_loads_as_the_plain_optimizer_and_trains_on(tmp_path, pass
     assert np.allclose(flat(again.get_weights()), flat(model.get_weights()), atol=1e-6)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="Horovod's is TensorFlow's")
+def test_scripts_find_it_in_the_module_of_tensorflow():
+    import qsgd_hpc.tensorflow as of_tensorflow
+
+    assert of_tensorflow.keras.callbacks is hvd.callbacks
+
+
 def test_values_travel():
     rank, size = hvd.rank(), hvd.size()
     total = sum(range(size))
@@ -235,6 +242,9 @@ def test_values_travel():
     assert hvd.allreduce([rank, 1], op=hvd.Sum).tolist() == [total, size]
     assert hvd.allreduce(keras.ops.ones((2, 2)), average=False).tolist() == [[size] * 2] * 2
     assert hvd.allgather(np.full((rank + 1, 1), rank)).shape == (size * (size + 1) // 2, 1)
+    # As from an eager tensor.
+    assert hvd.allreduce(float(rank)).numpy() == pytest.approx(total / size)
+    assert type(hvd.broadcast([rank], root_rank=0).numpy()) is np.ndarray
     assert hvd.broadcast(np.array([rank]), size - 1).tolist() == [size - 1]
     assert hvd.reducescatter(np.ones((size, 2)), op=hvd.Sum).tolist() == [[size] * 2]
     with pytest.raises(ValueError, match="TF1"):
