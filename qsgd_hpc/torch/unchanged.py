@@ -17,31 +17,24 @@ from qsgd_hpc.torch._groups import say
 
 __all__ = ["compress_unasked", "quantize_unasked"]
 
+_DECIDED = "_qsgd_decided"
+"""Attribute of a model that has trained; its copies have it, too."""
+
 
 def compress_unasked(model: torch.nn.parallel.DistributedDataParallel) -> None:
-    """Compress a model's gradients as QSGD_BITS specifies, from its first forward pass on.
+    """Compress a model's gradients as QSGD_BITS specifies; called before each of its passes.
 
-    Not compressed: a model that has a hook by then, a model on one rank, a compiled model, whose
-    hook torch would trace, and a static graph; bits "auto" and 32.
+    Does something in the first pass that trains only. Not compressed: a model that has a hook by
+    then, a model on one rank, a compiled model, whose hook torch would trace, and a static graph;
+    bits "auto" and 32.
     """
-    if _first_pass not in model._forward_pre_hooks.values():
-        model.register_forward_pre_hook(_first_pass)
-
-
-def before_joining(model: Any) -> None:
-    """Compress from now on: a rank without inputs enters ``Join`` and makes no forward pass."""
-    if _first_pass in model._forward_pre_hooks.values():
-        _first_pass(model, ())
-
-
-def _first_pass(model: Any, _args: Any) -> None:
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    if getattr(model, _DECIDED, False):
         return
     if not any(p.requires_grad for p in model.module.parameters()):
         return  # frozen for now, as a GAN's discriminator is while its generator trains
-    for key, hook in list(model._forward_pre_hooks.items()):
-        if hook is _first_pass:
-            del model._forward_pre_hooks[key]
+    setattr(model, _DECIDED, True)
     bits = env.get("QSGD_BITS")
     if bits in (None, AUTO_BITS, PLAIN_BITS) or dist.get_world_size(model.process_group) == 1:
         return

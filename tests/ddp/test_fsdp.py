@@ -145,6 +145,23 @@ def test_gradients_are_as_close_to_the_mean_as_one_code_allows_and_vectors_exact
                 assert error < 1e-10
 
 
+def divided(group: dist.ProcessGroup, by: float) -> dict[str, float]:
+    model = sharded(group)
+    quantize_fsdp(model, 8, None)
+    for module in (model, model.body):
+        module.set_gradient_divide_factor(by)
+    loss(model, group.rank()).backward()
+    exact = exact_gradients(net(), group.size())
+    return relative(gradients(model), {n: g * group.size() / by for n, g in exact.items()})
+
+
+@pytest.mark.parametrize("by", [1.0, 3.0, float(SIZE)])
+def test_gradients_are_divided_by_a_factor_of_the_scripts(ranks: Ranks, by: float) -> None:
+    for errors in ranks.run(divided, by):
+        assert max(errors[name] for name in CODED) < BOUNDS[8]
+        assert max(error for name, error in errors.items() if name not in CODED) < 1e-10
+
+
 def test_rules_by_name_choose_bits(ranks: Ranks) -> None:
     settings = {"rules": "side*=32, body.0*=8", "min_elements": 100}
     for errors in ranks.run(gradient_errors, 4, settings, size=2):

@@ -225,6 +225,70 @@ def test_bits_compress_a_script_that_says_nothing(run_ranks, tmp_path: Path) -> 
     assert compressed["plain"][0] == pytest.approx(plain["plain"][0], rel=0.1)
 
 
+# Four ways to train the same model: no two of them enter DDP alike.
+ENTRIES = """
+import hashlib, torch, torch.distributed as dist
+from torch.distributed._composable.replicate import replicate
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+for kind in ("call", "forward", "compiled", "replicate"):
+    torch.manual_seed(0)
+    net = torch.nn.Linear(64, 64)
+    model = replicate(net) if kind == "replicate" else DistributedDataParallel(net)
+    if kind == "compiled":
+        model.module.compile(backend="aot_eager")
+    run = model.forward if kind == "forward" else model
+    with torch.no_grad():
+        run(torch.zeros(1, 64))
+    own = torch.Generator().manual_seed(dist.get_rank())
+    run(torch.randn(16, 64, generator=own)).square().mean().backward()
+    if dist.get_rank() == 0:
+        print(kind, hashlib.sha256(net.weight.grad.numpy().tobytes()).hexdigest(), flush=True)
+    del net, model, run
+dist.destroy_process_group()
+"""
+
+
+def test_bits_compress_however_a_script_enters_ddp(run_ranks, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "train.py"
+    path.write_text(ENTRIES)
+    plain, coded = (run_ranks(2, *bits, str(path)) for bits in ((), ("--bits", "4")))
+    assert plain.returncode == coded.returncode == 0, coded.stderr
+    exact, found = (dict(map(str.split, done.stdout.splitlines())) for done in (plain, coded))
+    assert list(found) == ["call", "forward", "compiled", "replicate"]
+    # replicate() numbers the parameters, and the noise depends on their names.
+    assert found["call"] == found["forward"] == found["compiled"] != exact["call"]
+    assert found["replicate"] != exact["replicate"] == exact["call"]
+
+
+# The script starts the ranks itself.
+SPAWNED = """
+import os, sys, torch, torch.distributed as dist, torch.multiprocessing
+from torch.nn.parallel import DistributedDataParallel
+
+def train(rank):
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    model(torch.ones(8, 64)).square().mean().backward()
+    del model
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, nprocs=2)
+"""
+
+
+def test_bits_compress_in_ranks_that_the_script_starts(run_ranks, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "train.py"
+    path.write_text(SPAWNED)
+    done = run_ranks(1, "--bits", "4", str(path))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("DDP sends gradients in 4 bits") == 1
+
+
 # Each rank by itself; or all in a group, but not in that of all.
 ALONE = """
 import sys, torch, torch.distributed as dist

@@ -64,33 +64,38 @@ def _wrap_ddp(module: Any) -> None:
     import functools
 
     ddp = module.DistributedDataParallel
-    construct = ddp.__init__
+    # Import in the functions, because torch is not yet fully imported when this class's module is.
+    if _BITS:
+        # A forward_pre_hook would not run if forward() is called directly, or in replicate().
+        begin, join_hook = ddp._pre_forward, ddp.join_hook
 
-    @functools.wraps(construct)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        construct(self, *args, **kwargs)
-        # Import here, because torch is not yet fully imported when this class's module is.
-        if _BITS:
+        @functools.wraps(begin)
+        def beginning(self: Any, *args: Any, **kwargs: Any) -> Any:
             from qsgd_hpc.torch.unchanged import compress_unasked
 
             compress_unasked(self)
-        if _RECORDS:
+            return begin(self, *args, **kwargs)
+
+        @functools.wraps(join_hook)
+        def joining(self: Any, **kwargs: Any) -> Any:
+            from qsgd_hpc.torch.unchanged import compress_unasked
+
+            # A rank without inputs makes no forward pass.
+            compress_unasked(self)
+            return join_hook(self, **kwargs)
+
+        ddp._pre_forward, ddp.join_hook = beginning, joining
+    if _RECORDS:
+        construct = ddp.__init__
+
+        @functools.wraps(construct)
+        def made(self: Any, *args: Any, **kwargs: Any) -> None:
+            construct(self, *args, **kwargs)
             from qsgd_hpc.torch.ddp.measured import watch
 
             watch(self)
 
-    ddp.__init__ = made
-    if _BITS:
-        join_hook = ddp.join_hook
-
-        @functools.wraps(join_hook)
-        def joining(self: Any, **kwargs: Any) -> Any:
-            from qsgd_hpc.torch.unchanged import before_joining
-
-            before_joining(self)
-            return join_hook(self, **kwargs)
-
-        ddp.join_hook = joining
+        ddp.__init__ = made
 
 
 def _collect_scalers(module: Any) -> None:
@@ -123,7 +128,7 @@ def _wrap_shards(module: Any) -> None:
                 from qsgd_hpc.torch.ddp.measured import watch_shards
 
                 watch_shards(each)
-            if _WEIGHT_BITS and _MANY:  # before its collectives are timed
+            if _WEIGHT_BITS:  # before its collectives are timed
                 from qsgd_hpc.torch.unchanged import quantize_unasked
 
                 quantize_unasked(each)
@@ -205,6 +210,11 @@ def _explain(kind: Any, value: Any, traceback: Any) -> None:
             "GPU on a node (--ranks-per-node), and make all GPUs visible to each rank "
             "(--gpu-view all)\n"
         )
+    elif _BITS and "register_comm_hook" in text and "only be called once" in text:
+        sys.stderr.write(
+            "qsgd-hpc: --bits has registered a hook at the model's first forward pass: register "
+            "the script's hook before that pass, or omit --bits\n"
+        )
     elif _is_meeting_port(text, environ.get("MASTER_PORT", "")):
         sys.stderr.write(
             f"qsgd-hpc: MASTER_PORT={environ.get('MASTER_PORT')} is in use by another process "
@@ -236,11 +246,12 @@ _print_error = sys.excepthook
 if _MANY:
     sys.excepthook = _explain
 _awaited = {"torch.optim.optimizer": _hook_steps} if _MANY or _RECORDS else {}
-if (_BITS and _MANY) or _RECORDS:
+# With one rank, too: it may start those of torch.multiprocessing.spawn.
+if _BITS or _RECORDS:
     _awaited["torch.nn.parallel.distributed"] = _wrap_ddp
-if _BITS and _MANY:
+if _BITS:
     _awaited["torch.amp.grad_scaler"] = _collect_scalers
-if (_WEIGHT_BITS and _MANY) or _RECORDS:
+if _WEIGHT_BITS or _RECORDS:
     _awaited["torch.distributed.fsdp._fully_shard._fully_shard"] = _wrap_shards
 if _awaited:
     sys.meta_path.insert(0, _ImportHook(_awaited))  # type: ignore[arg-type]

@@ -157,7 +157,7 @@ class QSGDReduceScatter(_Coded, ReduceScatter):
             output_tensor: shape (elements of a shard,), floating, on any device.
             input_tensor: shape (ranks * elements of a shard,), of the same type.
         Raises:
-            UsageError: an operation other than sum and average.
+            UsageError: an operation other than sum, average and a sum times a factor.
         """
         if self._compression is None or name_of(input_tensor.dtype) not in FLOATING:
             reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
@@ -172,13 +172,8 @@ class QSGDReduceScatter(_Coded, ReduceScatter):
     def _reduce(
         self, output: torch.Tensor, gradients: torch.Tensor, group: dist.ProcessGroup, op: Any
     ) -> None:
-        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-            raise UsageError(
-                f"module {self._module.name!r}: FSDP2 requested {op}, but coded gradients can "
-                "only be summed or averaged; remove set_gradient_divide_factor, or "
-                "gradient_bits"
-            )
         ranks, me = group.size(), group.rank()
+        factor = self._factor(op, ranks)
         assert self._compression is not None
         codec = self._module.codec(output, group, self._compression, self._module.trained)
         shards = gradients.detach().view(ranks, -1).to(codec.place)
@@ -186,10 +181,23 @@ class QSGDReduceScatter(_Coded, ReduceScatter):
         others = {rank: rank for rank in range(ranks) if rank != me}
         codec.encode(shards, sent, others, self._module.steps, self._module.rank)
         received = _exchange(sent, gradients.device, group)
-        factor = 1 / ranks if op == dist.ReduceOp.AVG else 1.0
         with _placed(output, codec.place) as total:
             codec.sum(received, me, shards[me], factor, total)
         self._count(output, codec.bytes, group)
+
+    def _factor(self, op: Any, ranks: int) -> float:
+        """Return what an operation multiplies the sum by."""
+        if op == dist.ReduceOp.SUM:
+            return 1.0
+        if op == dist.ReduceOp.AVG:
+            return 1 / ranks
+        if op == dist.ReduceOp.PREMUL_SUM:  # of set_gradient_divide_factor()
+            _, factor = op.__getstate__()
+            return float(factor)
+        raise UsageError(
+            f"module {self._module.name!r}: FSDP2 requested {op}, but coded gradients can only be "
+            "summed or averaged; remove gradient_bits, or --bits"
+        )
 
 
 class QSGDAllGather(_Coded, AllGather):
