@@ -347,6 +347,15 @@ FAULTS = (
         "model.fit(",
         True,
     ),
+    Fault(
+        "torch_loader",
+        "QH701",
+        "        accuracy = evaluate(model, loader)\n",
+        "        torchvision.utils.save_image(x, 'samples.png')\n"
+        "        accuracy = evaluate(model, loader)\n",
+        "torchvision.utils.save_image",
+        True,
+    ),
     # Jobs that hang
     Fault(
         "torch_loader",
@@ -355,6 +364,21 @@ FAULTS = (
         "        if loss.item() < 0.1:\n            break\n"
         "        accuracy = evaluate(model, loader)\n",
         "if loss.item()",
+    ),
+    Fault(
+        "torch_loader",
+        "QH802",
+        "            loss.backward()\n",
+        "            if loss.isnan():\n                continue\n            loss.backward()\n",
+        "if loss.isnan()",
+    ),
+    Fault(
+        "torch_loader",
+        "QH802",
+        "        accuracy = evaluate(model, loader)\n",
+        "        if time.time() > 1e9:\n            break\n"
+        "        accuracy = evaluate(model, loader)\n",
+        "if time.time()",
     ),
     Fault(
         "torch_loader",

@@ -38,6 +38,12 @@ for epoch in range(3):
             "loss = model(mine).sum()\nhvd.allreduce_(loss)\nif hvd.rank() == 0:\n    print(loss)",
             [],
         ),
+        # Another loop has the same names.
+        (
+            "for mine in x.split(8):\n    loss = model(mine).sum()\n"
+            "if hvd.rank() == 0:\n    print(loss)",
+            [],
+        ),
         # Every rank says what it has.
         ("loss = model(mine).sum()\nprint(hvd.rank(), loss)", []),
         # A method may be given anything.

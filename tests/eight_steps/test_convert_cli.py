@@ -46,6 +46,15 @@ def test_what_is_to_be_decided_is_listed_with_lines():
     assert "To decide:\n  " in done.stderr
 
 
+def test_what_the_check_warns_of_is_to_be_decided(tmp_path):
+    script = tmp_path / "train.py"
+    text = (SERIAL / "torch_flat.py").read_text()
+    step = "loss.backward()"
+    script.write_text(text.replace(step, f"if loss.isnan():\n            continue\n        {step}"))
+    listed = convert(str(script)).stderr.partition("To decide:\n")[2]
+    assert "loss.isnan() differs between ranks, so some skip a step" in listed
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -31,6 +31,11 @@ def test_a_sum_divided_by_something_unknown_is_left_to_the_author():
     assert any("total covers only this rank's batches" in note.text for note in made.to_decide)
 
 
+def test_a_sampler_has_the_length_of_a_ranks_part():
+    made = done(torch_script(after="print(total / len(loader.sampler))"))
+    assert "total = sum(hvd.allgather_object(total)) / hvd.size()" in made.after
+
+
 def test_a_sum_that_is_not_used_behind_the_loop_stays():
     assert "allgather_object" not in done(torch_script()).after
 
@@ -184,6 +189,79 @@ def test_an_unseeded_split_of_the_data_is_pointed_out():
         "a, b = train_test_split(data)"
     )
     assert any("random_state=0" in note.text for note in done(text).to_decide)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        "from sklearn.model_selection import KFold\nfolds = KFold(5, shuffle=True)",
+        "import random\nrandom.shuffle(files)",
+        "import numpy as np\nrng = np.random.RandomState()",
+    ],
+)
+def test_what_ranks_draw_without_a_seed_is_pointed_out(draw):
+    made = done(f"{draw}\n{torch_script()}")
+    assert any("ranks draw different numbers" in note.text for note in made.to_decide)
+
+
+def test_ranks_draw_alike_until_they_train():
+    text = torch_script(
+        """
+        drop = torch.nn.Dropout(0.5)
+        train, valid = torch.utils.data.random_split(data, [80, 20])
+        """
+    )
+    after = done(
+        text.replace(" torch.", " th.").replace("import torch\n", "import torch as th\n")
+    ).after
+    other = "if hvd.rank() > 0:\n    th.manual_seed(th.initial_seed() + hvd.rank())\n"
+    assert f"{other}for epoch in range(3):" in after
+    assert after.index("random_split") < after.index("# From here on each rank draws")
+
+
+def test_files_of_rank_0_are_loaded_when_they_are_written():
+    text = """
+import torch
+from torch.utils.data import DataLoader
+
+def best():
+    with open("best.pt", "rb") as file:
+        model.load_state_dict(torch.load(file))
+
+def train():
+    for x, y in DataLoader(data, batch_size=8):
+        optimizer.zero_grad()
+        loss_of(model(x), y).backward()
+        optimizer.step()
+    torch.save(model.state_dict(), "best.pt")
+
+torch.manual_seed(0)
+model = make_model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{before}train()
+best()
+"""
+    wait = "hvd.barrier()  # until rank 0 has written the file\n"
+    after = done(text.format(before="")).after
+    assert f"train()\n{wait}best()\n" in after and after.count(wait) == 1
+    assert done(text.format(before="best()\n")).after.count(wait) == 1
+    inline = text.replace("\nbest()", '\nwith open("best.pt", "rb") as f:\n    torch.load(f)')
+    assert f"train()\n{wait}with open" in done(inline.format(before="")).after
+
+
+def test_a_model_of_keras_is_loaded_when_rank_0_has_written_it():
+    after = done(
+        """
+import keras
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile(optimizer="sgd", loss="mse")
+model.fit(x, y, epochs=2)
+model.save("model.keras")
+again = keras.models.load_model("model.keras")
+"""
+    ).after
+    line = "hvd.allgather_object(None)  # until rank 0 has written the file\n"
+    assert f'{line}again = keras.models.load_model("model.keras")' in after
 
 
 def test_an_unseeded_script_takes_rank_0s_seed():

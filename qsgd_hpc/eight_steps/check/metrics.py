@@ -30,6 +30,7 @@ AVERAGES = (
     "MetricAverageCallback",
     "reducescatter",
 )
+CLOCK = re.compile(r"^(time\.(time|monotonic|perf_counter)|datetime\.datetime\.(utc)?now)$")
 SHARDS = frozenset(("rank", "size", "ElasticSampler"))
 # Keras's callbacks that make decisions from a metric, separately on each rank.
 DECIDERS = ("ReduceLROnPlateau", "EarlyStopping", "ModelCheckpoint")
@@ -43,7 +44,7 @@ def check(facts: Facts) -> Iterator[Finding]:
         yield from check_fit(facts)
     averaged = averaged_in_place(facts)
     yield from check_prints(facts, averaged)
-    yield from check_stops(facts, averaged)
+    yield from check_stops(facts)
 
 
 def check_fit(facts: Facts) -> Iterator[Finding]:
@@ -91,15 +92,32 @@ def check_prints(facts: Facts, averaged: frozenset[Binding]) -> Iterator[Finding
         )
 
 
-def check_stops(facts: Facts, averaged: frozenset[Binding]) -> Iterator[Finding]:
-    """Yield where ranks leave the training by a metric of their own: the others wait for them."""
+def check_stops(facts: Facts) -> Iterator[Finding]:
+    """Yield where ranks leave the training, or a step, by a value of their own: the others wait."""
     script = facts.script
-    training = {loop for i in facts.training for loop in facts.events[i].loops(script)}
+    # Those in a call itself: `loss`, not what an averaged sum of losses is made from.
+    averaged = {
+        script.binding(node)
+        for call in facts.calls(*AVERAGES)
+        for each in call.args
+        for node in script.inside(each.value)
+        if isinstance(node, cst.Name)
+    }
+    sites = {site for i in facts.training for site in facts.events[i].sites()}
+    training = {loop for site in sites for loop in script.loops(site)}
+    # After the step of its round, `continue` skips none.
+    last = {loop: site for site in script.nodes if site in sites for loop in script.loops(site)}
     for node in script.nodes:
-        if not isinstance(node, cst.Break | cst.Return):
+        if not isinstance(node, cst.Break | cst.Continue | cst.Return):
             continue
         loops = script.loops(node)
-        left = loops[:1] if isinstance(node, cst.Break) else loops
+        left = loops if isinstance(node, cst.Return) else loops[:1]
+        if isinstance(node, cst.Continue):
+            left = tuple(
+                each
+                for each in left
+                if each in last and script.start(last[each]) > script.start(node)
+            )
         loop = next((each for each in left if each in training), None)
         if loop is None:
             continue
@@ -109,9 +127,13 @@ def check_stops(facts: Facts, averaged: frozenset[Binding]) -> Iterator[Finding]
             found = facts.reach(branch.test)
             metrics = {each for each in found.bindings if METRIC.search(each.name)}
             known = found.api & set(AVERAGES) or averaged & metrics
-            if metrics and found.api & SHARDS and not known:
+            timed = any(CLOCK.search(facts.called.get(call, "")) for call in found.calls)
+            if (timed or (metrics and found.api & SHARDS)) and not known:
                 code = script.code(branch.test)
-                reason = f"{code} differs between ranks, so some stop and the others wait for them"
+                what = "skip a step" if isinstance(node, cst.Continue) else "stop"
+                reason = (
+                    f"{code} differs between ranks, so some {what} and the others wait for them"
+                )
                 yield facts.finding("QH802", branch.test, reason)
                 break
 

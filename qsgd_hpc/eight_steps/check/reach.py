@@ -146,6 +146,21 @@ def compared(script: Script, node: cst.CSTNode) -> bool:
     )
 
 
+def possible(script: Script, node: cst.CSTNode) -> tuple[Binding, ...]:
+    """Return the bindings that a name may have: in the body of a loop over it, those of the loop.
+
+    Loops over training and validation data often have the same names.
+    """
+    several = script.candidates(node, later=True)
+    for loop in script.loops(node):
+        if not isinstance(loop, cst.For) or loop.body not in script.ancestors(node):
+            continue
+        own = tuple(b for b in several if loop in (b.at, *script.ancestors(b.at)))
+        if any(loop.target in (b.at, *script.ancestors(b.at)) for b in own):
+            return own
+    return several
+
+
 @lru_cache(maxsize=4096)
 def reach(script: Script, *starts: cst.CSTNode) -> Reach:
     """Return all that these expressions may depend on."""
@@ -174,7 +189,7 @@ def reach(script: Script, *starts: cst.CSTNode) -> Reach:
             name = script.api(node)
             if name and "()" not in name:
                 api |= {name, name.rpartition(".")[2]}
-            for found in script.candidates(node, later=True):
+            for found in possible(script, node):
                 if found.how != "import":
                     bindings.add(found)
                     waiting.extend(sources(script, found))

@@ -131,8 +131,8 @@ RULES = tuple(
         (
             "QH802",
             WARNING,
-            "training ended by one rank's metric",
-            "Average it over the ranks first, so that all of them stop: hvd.allreduce(value).",
+            "step left because of one rank's value",
+            "Average it over the ranks first, so that all of them leave: hvd.allreduce(value).",
         ),
         (
             "QH901",

@@ -19,6 +19,7 @@ __all__ = ["check"]
 KERAS = r"(tensorflow\.|tf_keras\.)?keras\."
 SAVES = re.compile(
     r"^torch\.save$"
+    r"|^torchvision\.utils\.save_image$|^safetensors\.(\w+\.)?save_(file|model)$"
     r"|^tensorflow\.saved_model\.save$"
     r"|^tensorflow\.(compat\.v1\.)?train\.(Checkpoint|CheckpointManager|Saver)\(\)\.(save|write)$"
     rf"|^{KERAS}(src\.)?(models\.)?(Sequential|Model|save_model)(\(\)\.(save|save_weights|export))?$"
@@ -31,9 +32,20 @@ LOGS = re.compile(
     r"|^tensorflow\.(compat\.v1\.)?summary\.FileWriter$"
     rf"|^{KERAS}(src\.)?callbacks\.(TensorBoard|CSVLogger)$"
 )
+VALUE_FIRST = re.compile(r"^torch\.save$|saved_model\.save$|\.save_(image|file|model)$")
 KERAS_SAVES = ("save_weights", "save_pretrained")
 SESSIONS = re.compile(r"^tensorflow\.(compat\.v1\.)?train\.MonitoredTrainingSession$")
-PATHS = ("path", "f", "filepath", "filename", "file_prefix", "save_path", "log_dir", "backup_dir")
+PATHS = (
+    "path",
+    "f",
+    "fp",
+    "filepath",
+    "filename",
+    "file_prefix",
+    "save_path",
+    "log_dir",
+    "backup_dir",
+)
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -105,7 +117,7 @@ def names_rank(facts: Facts, call: cst.Call) -> bool:
         # Only by name, because nearly every printed value depends on the rank in some way.
         return any("rank" in facts.script.code(each) for each in given)
     named = [argument(call, name) for name in PATHS]
-    place = 1 if facts.called[call] in ("torch.save", "tensorflow.saved_model.save") else 0
+    place = 1 if VALUE_FIRST.search(facts.called[call]) else 0
     named.append(argument(call, "", place) or argument(call, "checkpoint_dir"))
     found = facts.reach(*(each for each in named if each is not None))
     if found.api & {"rank", "local_rank", "cross_rank", "compared_rank"}:

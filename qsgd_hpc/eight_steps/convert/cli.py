@@ -7,10 +7,12 @@ from pathlib import Path
 
 import click
 
+from qsgd_hpc.eight_steps.check import Severity, check
 from qsgd_hpc.eight_steps.convert.conversion import FRAMEWORKS, Conversion
 from qsgd_hpc.eight_steps.convert.conversion import convert as converted
 from qsgd_hpc.eight_steps.convert.plan import TODO
 from qsgd_hpc.eight_steps.lines import lines as split
+from qsgd_hpc.eight_steps.reading import parse
 from qsgd_hpc.eight_steps.steps import STEPS
 from qsgd_hpc.errors import UsageError
 
@@ -71,8 +73,8 @@ def convert(script: Path, output: Path | None, framework: str, diff: bool, expla
         click.echo(_explanation(done), err=to_stderr)
     if output is not None:
         click.echo(f"{output}: written; try it with: qsgd-hpc run -np 2 {output}")
-    if done.to_decide:
-        click.echo(to_decide(done, str(output or script)), err=to_stderr)
+    if listed := to_decide(done, str(output or script)):
+        click.echo(listed, err=to_stderr)
 
 
 def _wrapped(text: str, indent: str) -> str:
@@ -99,18 +101,23 @@ def _explanation(done: Conversion) -> str:
 
 
 def to_decide(done: Conversion, name: str) -> str:
-    """Return the list of open decisions, with the lines of the new script.
+    """Return the list of open decisions, with the lines of the new script; empty if there are none.
+
+    After those of the conversion, the list has what `qsgd-hpc check` warns of in the new script.
 
     Args:
         done: the conversion.
         name: name of the new script.
     """
-    lines = ["To decide:"]
+    lines = []
     for number, line in enumerate(split(done.after), start=1):
         _, marked, begin = line.partition(TODO)
         notes = [n for n in done.to_decide if marked and n.text.startswith(begin.strip())]
         lines += [f"  {name}:{number}: {note.text}" for note in notes[:1]]
-    return "\n".join(lines)
+    for found in check(parse(done.after, done.path)):
+        if found.severity is not Severity.NOTE:
+            lines.append(f"  {name}:{found.line}: {found.reason}. {found.remedy}")
+    return "\n".join(["To decide:", *lines] if lines else [])
 
 
 if __name__ == "__main__":

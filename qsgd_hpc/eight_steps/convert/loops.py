@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import argument_node, find, inside, names_in, walk
+from qsgd_hpc.eight_steps.convert.calls import (
+    argument_node,
+    find,
+    inside,
+    names_in,
+    position_of,
+    walk,
+)  # fmt: skip
 from qsgd_hpc.eight_steps.reading import DEPTH, Loop, Script, argument, dotted
 
-__all__ = ["TrainLoop", "calls_of", "iterable", "reaching", "sources", "train_loops"]
+__all__ = [
+    "TrainLoop",
+    "behind",
+    "calls_of",
+    "iterable",
+    "reaching",
+    "sources",
+    "train_loops",
+]
 
 AROUND = re.compile(r"^(enumerate|zip|iter|list|(itertools\.)?islice|tqdm(\.\w+)*\.(tqdm|trange))$")
 
@@ -72,6 +87,32 @@ def reaching(script: Script, steps: Iterable[cst.Call]) -> frozenset[cst.Functio
                 found.add(function)
                 pending += calls_of(script, function)
     return frozenset(found)
+
+
+def behind(
+    script: Script, call: cst.Call, nodes: Sequence[cst.CSTNode], depth: int = DEPTH
+) -> Iterator[cst.CSTNode]:
+    """Yield what makes a call after one of these nodes: it or a `with` around it, or a caller.
+
+    The `with` may open the file that the call reads.
+    """
+    function = script.function(call)
+    beside = [node for node in nodes if script.function(node) is function]
+    first: cst.CSTNode = call
+    for around in script.ancestors(call):
+        if around is function:
+            break
+        body = getattr(around, "body", ())
+        if isinstance(body, Sequence):
+            at = position_of(script, call, body)
+            if any(0 <= position_of(script, node, body) < at for node in beside):
+                yield first
+                return
+        if isinstance(around, cst.With):
+            first = around
+    if function is not None and depth:
+        for each in calls_of(script, function):
+            yield from behind(script, each, nodes, depth - 1)
 
 
 def iterable(script: Script, loop: Loop) -> cst.BaseExpression | None:

@@ -158,8 +158,10 @@ def counts(plan: Plan, loop: TrainLoop, node: cst.BaseExpression, known: dict[st
             what = part.args[0].value
             made = script.value(what)
             loads = isinstance(made, cst.Call) and script.called(made).endswith(".DataLoader")
-            local = dotted(what) in own | plan.arrays or loads or "batch" in dotted(what)
-            return "batches" if local else "all"
+            name = dotted(what)
+            local = name in own | plan.arrays or loads or "batch" in name
+            # A DistributedSampler, too, has the length of a rank's part.
+            return "batches" if local or name.endswith(".sampler") else "all"
         if isinstance(part, cst.Attribute) and part.attr.value in ("shape", "size"):
             return "batches" if dotted(part.value) in plan.arrays else "all"
     made = script.value(node)

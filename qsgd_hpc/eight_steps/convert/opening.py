@@ -17,6 +17,10 @@ NUMPY = re.compile(
     r"^numpy\.random\.(rand|randn|randint|random|normal|uniform|permutation|shuffle|choice"
     r"|standard_normal|random_sample)$"
 )
+PYTHON = re.compile(r"^random\.(shuffle|sample)$")
+FOLDS = re.compile(r"model_selection\.\w*(KFold|ShuffleSplit)$")
+GENERATORS = ("numpy.random.default_rng", "numpy.random.RandomState", "random.Random")
+SEEDS = ("keras.utils.set_random_seed", "tensorflow.keras.utils.set_random_seed")
 PIN_BY_ENVIRONMENT = (
     # A job's variable names all GPUs of the node, or the rank's only one.
     'gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")',
@@ -124,17 +128,21 @@ def unlike_ranks(script: Script) -> bool:
 def numpy_seeds(plan: Plan) -> None:
     """Leave a TODO where numpy or scikit-learn draws data or splits without a seed."""
     script = plan.script
-    seeded = any(
-        script.called(c) in ("numpy.random.seed", "keras.utils.set_random_seed",
-                             "tensorflow.keras.utils.set_random_seed")
-        for c in script.calls
-    )  # fmt: skip
+    called = {script.called(call) for call in script.calls}
+    seeded = not called.isdisjoint(("numpy.random.seed", *SEEDS))
+    python_seeded = not called.isdisjoint(("random.seed", *SEEDS))
     for call in script.calls:
         name = script.called(call)
-        split = name.endswith("model_selection.train_test_split")
+        once = not script.loops(call) and script.class_of(call) is None
+        shuffles = "ShuffleSplit" in name or find(call, "shuffle") is not None
+        split = name.endswith("model_selection.train_test_split") or (
+            bool(FOLDS.search(name)) and shuffles
+        )
         open_split = split and find(call, "random_state") is None and not seeded
-        open_draw = bool(NUMPY.match(name)) and not seeded and not script.loops(call)
-        open_generator = name == "numpy.random.default_rng" and not call.args
+        open_draw = (bool(NUMPY.match(name)) and not seeded and not script.loops(call)) or (
+            bool(PYTHON.match(name)) and not python_seeded and once
+        )
+        open_generator = name in GENERATORS and not call.args
         if open_split or open_draw or open_generator:
             how = "random_state=0" if split else "a seed"
             plan.todo(

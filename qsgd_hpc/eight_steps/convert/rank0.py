@@ -21,6 +21,7 @@ PRINTS = re.compile(
 SAVES = re.compile(
     r"^(torch\.save|numpy\.save\w*|pickle\.dump|json\.dump|joblib\.dump"
     r"|matplotlib\.pyplot\.(savefig|show)|shutil\.(copy\w*|move|rmtree)"
+    r"|torchvision\.utils\.save_image|safetensors\.(\w+\.)?save_(file|model)|cv2\.imwrite"
     r"|os\.(remove|rename|replace|mkdir|unlink)|(wandb|mlflow|neptune)\.\w+)$"
 )
 METHODS = re.compile(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.calls import (
+    body_of,
     find,
     inside,
     last_with_call,
@@ -18,8 +19,8 @@ from qsgd_hpc.eight_steps.convert.calls import (
     target_of,
     walk,
 )  # fmt: skip
-from qsgd_hpc.eight_steps.convert.loops import TrainLoop, calls_of, iterable, reaching
-from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, behind, calls_of, iterable, reaching
+from qsgd_hpc.eight_steps.convert.opening import torch_name, unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import WIDTH, Plan
 from qsgd_hpc.eight_steps.convert.rates import LINEAR, TORCH_RATES, Steps, scale, torch_rates
 from qsgd_hpc.eight_steps.reading import Script, dotted, is_optimizer_name
@@ -200,13 +201,21 @@ def _broadcast(plan: Plan, each: Made, names: Sequence[str], loops: Sequence[Tra
     lines = plan.comment(6, "Every rank starts with rank 0's values.", place)
     lines += [f"hvd.broadcast_parameters({name}.state_dict(), root_rank=0)" for name in names]
     lines.append(f"hvd.broadcast_optimizer_state({each.target}, root_rank=0)")
+    plan.after(place, *lines)
     if unlike_ranks(script):
-        lines += [
+        torch = torch_name(script) or "torch"
+        noise = [
             "# From here on each rank draws other random numbers, for dropout and noise.",
             "if hvd.rank() > 0:",
-            "    torch.manual_seed(torch.initial_seed() + hvd.rank())",
+            f"    {torch}.manual_seed({torch}.initial_seed() + hvd.rank())",
         ]
-    plan.after(place, *lines)
+        body = body_of(script, place)
+        positions = [position_of(script, node, body) for node in _training(script, loops)]
+        later = [each for each in positions if each > position_of(script, place, body)]
+        if later:  # what all ranks must draw alike, such as a split, may stand between
+            plan.before(body[min(later)], *noise)
+        else:
+            plan.after(place, *noise)
     if not names:
         plan.todo(place, "broadcast the model's parameters from rank 0 before the first step.")
 
@@ -227,19 +236,9 @@ def wait_for_files(plan: Plan, loops: Sequence[TrainLoop]) -> None:
     for call in script.calls:
         if script.called(call).startswith("tempfile."):
             plan.todo(call, "each rank has another temporary folder; rank 0 writes to its own.")
-        if script.called(call) == "torch.load" and _follows(script, call, training):
-            plan.before(call, "hvd.barrier()  # until rank 0 has written the file")
-
-
-def _follows(script: Script, call: cst.Call, nodes: Sequence[cst.CSTNode]) -> bool:
-    """Return whether a call stands behind one of these nodes in a block that contains both."""
-    for around in script.ancestors(call):
-        body = getattr(around, "body", ())
-        if isinstance(body, Sequence):
-            at = position_of(script, call, body)
-            if any(0 <= position_of(script, node, body) < at for node in nodes):
-                return True
-    return False
+        if script.called(call) == "torch.load":
+            for each in dict.fromkeys(behind(script, call, training)):
+                plan.before(each, "hvd.barrier()  # until rank 0 has written the file")
 
 
 # Schedulers that set the rate to their own values and would undo a warm-up.

@@ -55,11 +55,11 @@ opt.register_step_post_hook(lambda *_: warm_up.step())
 # Step 6: broadcast the initial state. Every rank starts with rank 0's values.
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(opt, root_rank=0)
+
+best = float("inf")
 # From here on each rank draws other random numbers, for dropout and noise.
 if hvd.rank() > 0:
     torch.manual_seed(torch.initial_seed() + hvd.rank())
-
-best = float("inf")
 for epoch in range(EPOCHS):
     model.train()
     running, seen = 0.0, 0
