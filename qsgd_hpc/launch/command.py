@@ -109,8 +109,9 @@ def build_command(
 def _environment(
     options: RunOptions, launcher: Launcher, machine: Machine, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    env = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": ""}
-    env["OMP_NUM_THREADS"] = str(max(1, machine.cores // _sharing(options)))
+    threads = max(1, machine.cores // _sharing(options))
+    # With one seed of hashes, sets have the same order on all ranks: some scripts number words so.
+    env = {"PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": str(threads)}
     if launcher.family is Family.HYDRA:
         env["MPIR_CVAR_CH4_NETMOD"] = "ofi"  # faster than ucx over TCP, as measured
         if not options.hosts and not in_batch_job(environ):

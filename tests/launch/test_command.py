@@ -55,6 +55,7 @@ def test_what_the_user_set_is_left_alone() -> None:
     environ = {
         "OMP_NUM_THREADS": "3",
         "PYTHONUNBUFFERED": "0",
+        "PYTHONHASHSEED": "random",
         "MPIR_CVAR_CH4_NETMOD": "ucx",
         "FI_TCP_IFACE": "eth1",
     }

@@ -106,6 +106,14 @@ def test_ranks_form_one_world_and_get_their_arguments(shell: Shell, ranks: int) 
     assert done.stderr == ""
 
 
+@pytest.mark.gate(mpi=1)
+def test_sets_have_the_same_order_on_all_ranks(shell: Shell) -> None:
+    script = shell.script("print(list({str(word) for word in range(50)}))\n")
+    done = shell.run("-np", "2", script)
+    orders = done.stdout.splitlines()
+    assert len(orders) == 2 and len(set(orders)) == 1, orders
+
+
 def test_a_path_with_spaces_and_quotes_works(shell: Shell) -> None:
     name = shell.script(HELLO, 'it\'s a "script" $HOME.py')
     done = shell.run("-np", "2", "-H", "localhost:2", name)
