@@ -174,7 +174,12 @@ def test_nothing_else_of_the_environment_changes() -> None:
     # Names that a careless script would use for its own variables, exported by the user.
     own = {"rank": "a", "local_rank": "b", "gpus": "c", "name": "d", "list": "e", "QSGD_BITS": "4"}
     _, environ = seen(wrapper(ONE_VIEW), PALS_LOCAL_RANKID="1", **own)
-    added = {"CUDA_VISIBLE_DEVICES": "2", "OMP_NUM_THREADS": "8", "PALS_LOCAL_RANKID": "1"}
+    added = {
+        "CUDA_VISIBLE_DEVICES": "2",
+        "OMP_NUM_THREADS": "8",
+        "PYTHONHASHSEED": "0",
+        "PALS_LOCAL_RANKID": "1",
+    }
     of_bash = {"PATH", "PWD", "SHLVL", "_", "LC_CTYPE", "QSGD_JOB_DIR"}
     assert {k: v for k, v in environ.items() if k not in of_bash} == {**own, **added}
 

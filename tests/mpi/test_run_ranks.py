@@ -106,7 +106,7 @@ def test_ranks_form_one_world_and_get_their_arguments(shell: Shell, ranks: int) 
     assert done.stderr == ""
 
 
-@pytest.mark.gate(mpi=1)
+@pytest.mark.gate(mpi=2)
 def test_sets_have_the_same_order_on_all_ranks(shell: Shell) -> None:
     script = shell.script("print(list({str(word) for word in range(50)}))\n")
     done = shell.run("-np", "2", script)

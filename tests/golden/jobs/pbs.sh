@@ -55,6 +55,9 @@ trap '' USR1 USR2
 export QSGD_JOB_DIR="${0%/*}"
 export QSGD_RANKS=32
 
+# Sets have the same order on all ranks: some scripts number words so.
+export PYTHONHASHSEED=${PYTHONHASHSEED:-0}
+
 # Looks after scripts of torch.distributed: they compress as QSGD_BITS says, and none trains alone unseen.
 export PYTHONPATH=start_up${PYTHONPATH:+:$PYTHONPATH}
 

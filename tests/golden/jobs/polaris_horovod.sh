@@ -81,6 +81,9 @@ export GLOO_SOCKET_IFNAME=hsn0
 export QSGD_BITS=4
 export QSGD_RANKS=32
 
+# Sets have the same order on all ranks: some scripts number words so.
+export PYTHONHASHSEED=${PYTHONHASHSEED:-0}
+
 # Every rank sees all GPUs of its node, in this order: the first belongs to local rank 0.
 export CUDA_VISIBLE_DEVICES=3,2,1,0
 

@@ -89,6 +89,9 @@ export GREETING='say "hi" $USER
 `id`'
 export QSGD_RANKS=32
 
+# Sets have the same order on all ranks: some scripts number words so.
+export PYTHONHASHSEED=${PYTHONHASHSEED:-0}
+
 # Looks after scripts of torch.distributed: they compress as QSGD_BITS says, and none trains alone unseen.
 export PYTHONPATH=start_up${PYTHONPATH:+:$PYTHONPATH}
 

@@ -92,6 +92,9 @@ export FI_CXI_DEFAULT_CQ_SIZE=131072
 export GLOO_SOCKET_IFNAME=hsn0
 export QSGD_RANKS=32
 
+# Sets have the same order on all ranks: some scripts number words so.
+export PYTHONHASHSEED=${PYTHONHASHSEED:-0}
+
 # Looks after scripts of torch.distributed: they compress as QSGD_BITS says, and none trains alone unseen.
 export PYTHONPATH=start_up${PYTHONPATH:+:$PYTHONPATH}
 

@@ -13,6 +13,9 @@ trap '' USR1 USR2
 # Not every launcher carries variables to other nodes.
 export QSGD_JOB_DIR="${0%/*}"
 
+# Sets have the same order on all ranks: some scripts number words so.
+export PYTHONHASHSEED=${PYTHONHASHSEED:-0}
+
 # Prints the value of the first of these variables that holds a number.
 pin_first() {
     local pin_name
