@@ -155,8 +155,8 @@ class BuildExtensions(build_ext):
             super().build_extension(ext)
             return
         target = Path(self.get_ext_fullpath(ext.name))
-        # The same for every Python.
-        built = kept(for_gpu.command, self.chosen.command) / "kernels.so"
+        # The same for every Python, one of which starts ziglang.
+        built = kept(for_gpu.command, self.chosen.target or self.chosen.command) / "kernels.so"
         if is_stale(built):
             self.compile_kernels(built)
         target.parent.mkdir(parents=True, exist_ok=True)
