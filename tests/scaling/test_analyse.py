@@ -230,6 +230,7 @@ def test_engine_records_alone_make_a_measurement_at_the_pace_of_the_slowest_rank
     assert case.unit == "samples"
     assert case.rows()[0]["throughput"] == pytest.approx(128 / (0.1 * 1.01))
     assert [c.split(":")[0] for c in analysis.cautions] == ["Engine counters"]
+    assert case.rows()[0]["exposed_share"] == pytest.approx(0.2 / 1.005)  # of the median step
 
 
 def test_runs_of_another_unit_are_left_out_and_owned_up_to():
@@ -273,6 +274,18 @@ def test_a_target_that_most_repeats_miss_has_no_time():
     missed = [replace(a, records=_worse(a.records)) for a in found]
     assert only([found[0], *missed[1:]], target=0.97).rows()[0]["time_to_target_s"] is None
     assert only([*found[:2], missed[2]], target=0.97).rows()[0]["time_to_target_s"] > 0
+
+
+def test_diverged_runs_never_reach_the_target():
+    point = Point(CASE, 2, 2, 32, 1)
+    found = [metered(replace(point, repeat=r), speed=100.0) for r in (1, 2, 3)]
+    lost = [replace(a, records=_diverged(a.records)) for a in found]
+    assert only([found[0], *lost[1:]], target=0.97).rows()[0]["time_to_target_s"] is None
+
+
+def _diverged(records):
+    gone = {"test_accuracy": None, "nonfinite": ["test_accuracy"]}
+    return tuple({**r, **gone} if r["event"] == "epoch" else r for r in records)
 
 
 def _worse(records):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from qsgd_hpc.scaling import units
@@ -69,6 +71,21 @@ def test_a_loss_of_speed_is_stated_as_one():
     text = told(whole, attempts(whole, by_bits({32: 100.0, 8: 80.0, 4: 70.0})))
     assert text.headline.endswith(
         "3.97× fewer bytes but trained at 0.80× the speed of fp32 (one run)"
+    )
+
+
+def test_a_gain_of_runs_that_diverged_is_not_stated_alone():
+    found = metered_attempts(study(bits=(32, 4), repeats=3), speed=by_bits({32: 100.0, 4: 130.0}))
+    lost = {"test_accuracy": None, "nonfinite": ["test_accuracy"]}
+    found = [
+        replace(a, records=tuple({**r, **lost} if "test_accuracy" in r else r for r in a.records))
+        if a.point.bits == 4 and a.point.repeat > 1
+        else a
+        for a in found
+    ]
+    headline = told(study(bits=(32, 4), repeats=3), found).headline
+    assert headline.endswith("2 of its 3 runs have no test accuracy, as after a divergence"), (
+        headline
     )
 
 

@@ -380,6 +380,7 @@ def test_validation_says_how_far_repeats_are_apart(tmp_path):
         (("--site", "polaris", "--nodes", "8..4"), "expected 8..496"),
         (("--site", "polaris", "--link-latency-us", "5"), "of hosts with --link-gbps"),
         (("--link-gbps", "1", "--validate", "-o", "out"), "--validate only prints"),
+        (("--link-gbps", "1", "--validate", "--bits", "4"), "drop --bits"),
         (("--link-gbps", "1", "--nodes", "2", "-o", "/dev/null/x"), "Choose another with -o"),
         (("--site", "polaris", "--bits", "3"), "expected some of 32,8,4,2"),
     ],

@@ -83,6 +83,13 @@ def test_a_table_of_other_machines_says_so_when_it_shall_be_measured():
         study_text(published("horovod"))
 
 
+@pytest.mark.parametrize("name", ["horovod", "qsgd-tf"])
+def test_measurements_do_not_stand_beside_other_quantities(tmp_path, name):
+    folder = study_folder(tmp_path, lambda p: 0.12 / p.ranks)
+    with pytest.raises(UsageError, match="cannot be measured here"):
+        measured_cells(published(name), folder.path)
+
+
 def test_measurements_of_this_machine_stand_beside_the_table(tmp_path):
     folder = study_folder(tmp_path, lambda p: 0.12 / p.ranks)
     cells = measured_cells(published("alcf"), folder.path)

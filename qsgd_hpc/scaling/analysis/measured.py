@@ -64,7 +64,7 @@ def run(attempt: Attempt, quality: Quality, target: float | None) -> dict[str, A
         "nmse": _nmse(attempt),
         **{name: number(uncoded, name) for name in UNCODED},
         "comm_s": comm_s,
-        "exposed_share": _share(values["exposed_s"], _step_seconds(values)),
+        "exposed_share": _exposed_share(final, values),
         "comm_time_share": _comm_share(attempt, comm_s, values["step_mean_s"]),
         "wire_bytes_total": wire,
         "wire_bytes_per_step": _share(wire, values["steps"]),
@@ -91,16 +91,17 @@ def curve(attempt: Attempt) -> list[dict[str, Any]]:
 def time_to_target(attempt: Attempt, quality: Quality, target: float | None) -> float:
     """Return the time at the end of the first epoch that reaches a target, in seconds.
 
-    Infinite if epochs recorded their quality and none reached the target; NaN without a target, or
-    if no epoch recorded both quality and time. Nothing is interpolated, because there are no
-    measurements between epochs.
+    Infinite if epochs recorded their quality and none reached the target, or all of them recorded
+    NaN or infinity; NaN without a target, or if no epoch recorded both quality and time. Nothing
+    is interpolated, because there are no measurements between epochs.
     """
     if target is None:
         return NAN
     epochs = [(number(e, quality.column), number(e, "elapsed_s")) for e in attempt.epochs]
     epochs = [(value, at) for value, at in epochs if not math.isnan(value + at)]
     if not epochs:
-        return NAN
+        diverged = any(quality.column in (e.get("nonfinite") or ()) for e in attempt.epochs)
+        return math.inf if diverged else NAN
     return next((at for value, at in epochs if quality.reaches(value, target)), math.inf)
 
 
@@ -150,6 +151,16 @@ def _possible(name: str, value: float) -> bool:
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 else NAN
+
+
+def _exposed_share(final: Mapping[str, Any], values: Mapping[str, float]) -> float:
+    """Return the share of a step in which a rank waits for communication.
+
+    The engine's mean step includes the tests between epochs, so its median counts, as for speeds.
+    """
+    if final.get("source") == "engine":
+        return min(_share(values["exposed_s"], values["step_s"]), 1.0)  # keeps NaN, the first
+    return _share(values["exposed_s"], _step_seconds(values))
 
 
 def _step_seconds(values: Mapping[str, float]) -> float:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from qsgd_hpc.cli import Finite
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.sites.merge import dotted, merged, unconfirmed
+from qsgd_hpc.jobs.words import listing
 from qsgd_hpc.scaling.predict.closed_form import ClosedForm, Network
 from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site, flat_fabric
 from qsgd_hpc.scaling.predict.inputs import measured, training_of
@@ -99,11 +101,15 @@ def predict(**options: Any) -> None:
     if options["validate"] and options["output"]:
         raise UsageError("--validate only prints: drop -o, or redirect the output of --json.")
     if options["validate"]:
+        _refuse_choices()
         both = compare(points, study_mode, fabric, networks, source, setting)
         _show_comparison(both, fabric, notes, options["as_data"])
         return
     training = training_of(points, study_mode, source)
     nodes, bits = parse_nodes(options["nodes"]), _parse_bits(options["bits"])
+    batch = next((p["global_batch_size"] for p in points if p["ranks"] == training.ranks), None)
+    if setting.mode == "strong" and batch and max(nodes) * per_node > batch:
+        notes.append(f"More than {batch} ranks cannot share the global batch of {batch} samples.")
     rows, simulated = (
         tuple(predict_rows(training, fabric, setting, nodes, bits, network)) if network else ()
         for network in (*networks, None)[:2]
@@ -117,6 +123,16 @@ def predict(**options: Any) -> None:
         notes=tuple(notes),
     )
     _show(result, options["as_data"], options["output"])
+
+
+def _refuse_choices() -> None:
+    """Raise if the command line chooses what a validation takes from the study."""
+    source_of = click.get_current_context().get_parameter_source
+    names = ("nodes", "bits", "mode", "ranks_per_node")
+    given = [n for n in names if source_of(n) is ParameterSource.COMMANDLINE]
+    if given:
+        flags = listing([f"--{name.replace('_', '-')}" for name in given], "and")
+        raise UsageError(f"--validate predicts what the study measured: drop {flags}.")
 
 
 def _machine(options: dict[str, Any]) -> tuple[Fabric, list[str], int]:

@@ -81,7 +81,8 @@ def compare(
 
 
 def _step_s(point: Measured) -> float | None:
-    for name in ("step_mean_s", "step_s"):
+    # The engine's mean step includes the tests between epochs, which are not predicted.
+    for name in ("step_s",) if point.get("source") == "engine" else ("step_mean_s", "step_s"):
         if is_number(point.get(name)):
             return float(point[name])
     throughput, batch = point.get("throughput"), point.get("global_batch_size")

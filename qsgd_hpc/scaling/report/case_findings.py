@@ -176,8 +176,8 @@ def _headline(shown: _Shown) -> str:
     result, change = speed_words(judged.speed), judged.quality.change
     if judged.quality.word == "worse":
         result += f", but costs quality: {change}"
-    elif judged.quality.word == "untold" and change:
-        result += f", with {change}"
+    elif judged.quality.word == "untold":
+        result += f", with {change}" if change else f", but {judged.quality.clause}"
     name = f"{shown.packed['bits']}-bit QSGD"
     ratio = shown.packed["compression_ratio"]
     if ratio is None:

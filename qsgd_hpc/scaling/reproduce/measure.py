@@ -50,7 +50,12 @@ def run_study(table: Published, folder: Path) -> Path:
 
 
 def measured_cells(table: Published, results: Path) -> list[Cell]:
-    """Return each size of a study of this machine, with the published number of that size."""
+    """Return each size of a study of this machine, with the published number of that size.
+
+    Raises:
+        UsageError: the table has other quantities, or several networks.
+    """
+    study_text(table)
     points, _ = measured(results)
     cells = []
     for ranks, bits in sorted({(int(p["ranks"]), int(p["bits"])) for p in points}):
