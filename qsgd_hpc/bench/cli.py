@@ -25,9 +25,14 @@ __all__ = ["bench"]
 
 
 def _in_a_folder(_ctx: click.Context, _param: click.Parameter, file: Path | None) -> Path | None:
-    """Reject a file in a missing folder now, not after the measurements."""
-    if file is not None and not file.absolute().parent.is_dir():
+    """Reject a file that cannot be written now, not after the measurements."""
+    if file is None:
+        return None
+    folder = file.absolute().parent
+    if not folder.is_dir():
         raise UsageError(f"--json {file}: there is no such folder; create it first")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"--json {file}: no files can be created in this folder")
     return file
 
 

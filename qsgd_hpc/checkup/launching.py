@@ -14,7 +14,7 @@ from qsgd_hpc.launch.cluster import Network
 from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.launch.cluster.obstacles import ClusterError
 from qsgd_hpc.launch.meeting import meeting, taken_port
-from qsgd_hpc.launch.mpi import REMEDY, Library, find_launcher, find_library
+from qsgd_hpc.launch.mpi import Library, find_launcher, find_library, remedy
 from qsgd_hpc.launch.options import RunOptions
 
 __all__ = ["emulated_network", "mpi", "torchrun"]
@@ -61,7 +61,8 @@ def mpi() -> list[Finding]:
     try:
         library = find_library()
     except UsageError as error:
-        return [fault("MPI", str(error), f"Run {REMEDY}.")]
+        text = remedy()
+        return [fault("MPI", str(error), f"{text[0].upper()}{text[1:]}.")]
     where = f", {library.path}" if library.path else ""
     return [ok("MPI", f"{library.name}{where}"), *_launcher(library)]
 

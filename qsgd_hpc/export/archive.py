@@ -102,6 +102,11 @@ def _rebuild(source: Path, target: Path, config: dict[str, Any], imports: Sequen
             "layers: --import MODULE"
         ) from error
     plain.set_weights(trained.get_weights())
+    for old, new in zip(trained._flatten_layers(), plain._flatten_layers(), strict=True):
+        if hasattr(old, "save_assets") and hasattr(new, "load_assets"):  # a lookup's vocabulary
+            with tempfile.TemporaryDirectory() as folder:
+                old.save_assets(folder)
+                new.load_assets(folder)
     plain.save(target)
 
 

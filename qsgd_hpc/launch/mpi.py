@@ -26,10 +26,11 @@ __all__ = [
     "find_launcher",
     "find_library",
     "prepare_mpiexec",
+    "remedy",
 ]
 
 PROBE_TIMEOUT_S = 60.0
-REMEDY = "pip install 'qsgd-hpc[mpich]', or load the module of your site's MPI"
+REMEDY = "run pip install 'qsgd-hpc[mpich]', or load the module of your site's MPI"
 
 # Run in a separate process: the launcher must not load MPI, especially not in a batch job.
 _PROBE = """
@@ -86,6 +87,12 @@ class Launcher:
     version: str
 
 
+def remedy(environ: Mapping[str, str] | None = None) -> str:
+    """Return what to do where no MPI can be loaded."""
+    named = (os.environ if environ is None else environ).get("MPI4PY_LIBMPI")
+    return f"correct or unset MPI4PY_LIBMPI={named}, which names it" if named else REMEDY
+
+
 def find_library(python: str = sys.executable, environ: Mapping[str, str] | None = None) -> Library:
     """Find the MPI that mpi4py loads, in a separate process.
 
@@ -107,7 +114,7 @@ def find_library(python: str = sys.executable, environ: Mapping[str, str] | None
         ) from None
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise UsageError(f"no MPI library can be loaded ({reason}); {REMEDY}")
+        raise UsageError(f"no MPI library can be loaded ({reason}); {remedy(environ)}")
     text, (vendor, version), path, package = json.loads(done.stdout.splitlines()[-1])
     return Library(text, vendor, tuple(version), Path(path) if path else None, package)
 
