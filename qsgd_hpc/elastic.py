@@ -264,6 +264,7 @@ def run(
 def _attempts(func: Callable[..., Any], state: State, args: Any, kwargs: Any) -> Any:
     failed_at = -1  # commits before the last failure
     sync = True
+    numbers = basics.object_numbers()
     while True:
         try:
             if sync:
@@ -280,6 +281,8 @@ def _attempts(func: Callable[..., Any], state: State, args: Any, kwargs: Any) ->
                 raise
             failed_at = state._commits
         basics.restart()
+        # Objects that func makes get the names of its first call, not those of the surviving ones.
+        basics.context().counters.update(numbers)
         state._owe_again()
         state.on_reset()
 

@@ -47,6 +47,7 @@ def warn_of_shared_residual(
         warnings.warn(
             f"the gradients of two variables are both reduced as {name!r}, so that each gets the "
             "other's error feedback. Name the models, layers or variables differently, pass "
-            "DistributedGradientTape(name=), or compress without error feedback",
+            "DistributedGradientTape(name=), wrap an optimizer for each model, or compress without "
+            "error feedback",
             stacklevel=3,
         )

@@ -16,7 +16,8 @@ from qsgd_hpc.frameworks.gradient_reduction import (
 )
 from qsgd_hpc.frameworks.grouping import choose_groups
 from qsgd_hpc.frameworks.pending import checked_passes
-from qsgd_hpc.jax.gradients import Groups, reduce_tree
+from qsgd_hpc.frameworks.shared_names import warn_of_shared_residual
+from qsgd_hpc.jax.gradients import Groups, path_names, reduce_tree
 from qsgd_hpc.jax.ops import allreduce
 from qsgd_hpc.runtime.ops import Adasum, Average, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
@@ -118,7 +119,20 @@ def _reduced(
         updates, state = inner.update(averages, state, params, **extra)
         return updates, state
 
-    return optax.GradientTransformationExtraArgs(inner.init, update)
+    def init(params: Any) -> Any:
+        if not reduction.alone:
+            _name_residuals(params, prefix, reduction)
+        return inner.init(params)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _name_residuals(params: Any, prefix: str, reduction: GradientReduction) -> None:
+    """Warn if the optimizer has been initialised for other parameters with the same names."""
+    for name, leaf in zip(path_names(params), jax.tree_util.tree_leaves(params), strict=True):
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
+            coding = reduction.coding(name, leaf.shape, str(leaf.dtype))
+            warn_of_shared_residual(prefix + name, leaf, coding, reduction.process_set)
 
 
 def _agreed(extra: dict[str, Any], prefix: str, reduction: GradientReduction) -> dict[str, Any]:

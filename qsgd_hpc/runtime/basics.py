@@ -35,6 +35,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "mpi_library_version",
+    "object_numbers",
     "rank",
     "restart",
     "shutdown",
@@ -81,6 +82,8 @@ _lock = threading.Lock()
 _at_exit = False
 _arguments: tuple[Any, Any] = (None, None)  # of the last init
 _owner_pid = 0  # the process that called init; a forked child has the context, but not its threads
+# Kinds of counters that number objects, which outlive a restart, not operations.
+_OF_OBJECTS = ("optimizer.", "SyncBatchNorm", "adasum")
 # Contexts of jobs that lost a rank. They are never freed: MPI may still write to their memory, and
 # it cannot be finalised.
 _failed: list[Context] = []
@@ -267,6 +270,12 @@ def context() -> Context:
             "cannot communicate; call hvd in the rank itself, not in a data loader's worker"
         )
     return _context
+
+
+def object_numbers() -> dict[str, int]:
+    """Return how many optimizers and layers have been numbered since ``init``, by kind."""
+    counters = context().counters
+    return {kind: n for kind, n in counters.items() if kind.startswith(_OF_OBJECTS)}
 
 
 def next_number(kind: str) -> int:

@@ -131,8 +131,11 @@ class _Dense:
     def operation(self, reduction: GradientReduction, group: ops.Group | None) -> ops.Operation:
         """Return the description of the reduction, without shape and dtype."""
         shape = self.to_send.shape
-        known = shape if shape.is_fully_defined() else self.variable.shape
-        coding = reduction.coding(name_of(self.variable), tuple(known), self.to_send.dtype.name)
+        if not shape.is_fully_defined():
+            shape = tf.TensorShape(self.variable.shape)
+        coding = None
+        if shape.is_fully_defined():  # else uncompressed: no rank knows the size while tracing
+            coding = reduction.coding(name_of(self.variable), tuple(shape), self.to_send.dtype.name)
         if isinstance(self.variable, tf.Variable):
             warn_of_shared_residual(self.name, self.variable, coding, reduction.process_set)
         return reduction.operation(self.name, coding, group)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -331,3 +333,18 @@ def test_arguments_that_cannot_be_are_refused():
     ):
         with pytest.raises(ValueError, match=why):
             hvd.DistributedOptimizer(optax.sgd(0.1), **options)
+
+
+@needs_ranks(2)
+def test_an_optimizer_for_two_models_warns_of_their_error_feedback():
+    compression = hvd.Compression.qsgd(bits=2, min_elements=64, error_feedback=True)
+    optimizer = hvd.DistributedOptimizer(optax.sgd(0.1), compression)
+    first, second = parameters(1), parameters(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.init(first)
+        jax.eval_shape(optimizer.init, first)
+        optimizer.init(first)
+    if hvd.rank() == 0:
+        with pytest.warns(UserWarning, match="wrap an optimizer for each model"):
+            optimizer.init(second)

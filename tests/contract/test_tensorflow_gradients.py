@@ -432,3 +432,19 @@ def test_training_equals_one_process_with_the_whole_batch(traced):
         whole_step()
     assert np.allclose(shared, alone, atol=1e-12)
     assert np.array_equal(shared, hvd.broadcast(shared.value(), 0))
+
+
+@needs_ranks(2)
+def test_a_gradient_of_unknown_shape_is_reduced_uncompressed():
+    start = tf.random.stateless_normal((64, 64), [1, 2])
+    variable = tf.Variable(start, shape=tf.TensorShape([None, 64]))
+    compression = hvd.Compression.qsgd(bits=2)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable**2) * (1.0 + hvd.rank())
+        tape = hvd.DistributedGradientTape(tape, compression=compression)
+        return tape.gradient(loss, variable)
+
+    assert np.allclose(step(), start * (1 + hvd.size()), rtol=1e-6)

@@ -114,6 +114,35 @@ def test_a_failure_that_leaves_all_ranks_alive_is_tried_again_from_the_last_comm
 
 
 @needs_ranks(2)
+@needs_ranks(2)
+def test_an_optimizer_of_the_next_attempt_has_its_own_names():
+    """Those of its first one, not those of an optimizer that has survived."""
+    hvd.load_error_feedback_state({})
+
+    def coded(model):
+        return hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            model.named_parameters(),
+            compression=hvd.Compression.qsgd(bits=2, error_feedback=True),
+        )
+
+    first, second = torch.nn.Linear(64, 64, bias=False), torch.nn.Linear(64, 64, bias=False)
+    optimizer, owed = coded(first), []
+
+    @hvd.elastic.run
+    def train(state):
+        for model, its in ((first, optimizer), (second, coded(second))):
+            model(torch.ones(8, 64)).square().mean().backward()
+            its.step()
+        owed.append(set(hvd.error_feedback_state()))
+        if len(owed) == 1:
+            state.commit()
+            hvd.allreduce(torch.ones(1 + hvd.rank()), name="fails")
+
+    train(State(step=0))
+    assert owed[0] == owed[1] and len(owed[0]) == 2
+
+
 def test_a_failure_that_comes_again_without_a_commit_is_raised():
     calls = itertools.count()
 
