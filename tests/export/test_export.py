@@ -118,6 +118,26 @@ def test_layers_of_this_package_become_keras_own(trained, tmp_path):
 
 
 @pytest.mark.full
+def test_a_lookup_keeps_its_vocabulary(tmp_path):
+    import keras
+
+    import qsgd_hpc.tensorflow as hvd
+
+    words = np.array([[10], [20], [30]])
+    lookup = keras.layers.IntegerLookup()
+    lookup.adapt(words)
+    inner = [lookup, keras.layers.Embedding(8, 4), keras.layers.Flatten()]
+    model = keras.Sequential(
+        [keras.Input((1,), dtype="int64"), *inner, hvd.SyncBatchNormalization()]
+    )
+    model.save(tmp_path / "model.keras")
+    done = export(tmp_path / "model.keras", tmp_path / "out.keras")
+    assert done.exit_code == 0, done.output
+    plain = keras.saving.load_model(tmp_path / "out.keras")
+    assert np.allclose(plain.predict(words, verbose=0), model.predict(words, verbose=0), atol=1e-6)
+
+
+@pytest.mark.full
 def test_a_saved_model_with_collectives_serves_and_steps_on_one_rank(trained, tmp_path):
     import tensorflow as tf
 
