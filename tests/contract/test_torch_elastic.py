@@ -114,7 +114,6 @@ def test_a_failure_that_leaves_all_ranks_alive_is_tried_again_from_the_last_comm
 
 
 @needs_ranks(2)
-@needs_ranks(2)
 def test_an_optimizer_of_the_next_attempt_has_its_own_names():
     """Those of its first one, not those of an optimizer that has survived."""
     hvd.load_error_feedback_state({})
@@ -143,6 +142,7 @@ def test_an_optimizer_of_the_next_attempt_has_its_own_names():
     assert owed[0] == owed[1] and len(owed[0]) == 2
 
 
+@needs_ranks(2)
 def test_a_failure_that_comes_again_without_a_commit_is_raised():
     calls = itertools.count()
 
