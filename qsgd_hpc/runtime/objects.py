@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import numpy as np
 
 from qsgd_hpc.errors import UsageError
@@ -89,6 +88,8 @@ def _dumps(obj: Any) -> bytes:
     try:
         return pickle.dumps(obj)
     except Exception:  # the error's type depends on the object
+        import cloudpickle  # 50 ms of every rank's start, which most scripts never need
+
         # By value: lambdas, such as those of a scheduler or a defaultdict, and local classes.
         by_value: bytes = cloudpickle.dumps(obj)
         return by_value
