@@ -17,6 +17,7 @@ __all__ = [
     "dotted",
     "imports",
     "is_optimizer_name",
+    "is_scheduler",
     "targets",
 ]
 
@@ -70,6 +71,11 @@ def dotted(node: cst.CSTNode | None) -> str:
         before = dotted(node.value)
         return f"{before}.{node.attr.value}" if before else ""
     return ""
+
+
+def is_scheduler(name: str) -> bool:
+    """Return whether a full name is that of a scheduler of torch.optim, not of an optimizer."""
+    return name.startswith(("torch.optim.lr_scheduler.", "torch.optim.swa_utils."))
 
 
 def is_optimizer_name(node: cst.CSTNode) -> bool:

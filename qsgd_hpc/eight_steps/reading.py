@@ -28,6 +28,7 @@ from qsgd_hpc.eight_steps.names import (
     dotted,
     imports,
     is_optimizer_name,
+    is_scheduler,
 )
 from qsgd_hpc.eight_steps.tree import Branch, Collector, Loop, Tree, once_per_node
 from qsgd_hpc.errors import UsageError
@@ -43,6 +44,7 @@ __all__ = [
     "distributed_without_hvd",
     "dotted",
     "is_optimizer_name",
+    "is_scheduler",
     "parse",
     "read",
 ]

@@ -17,6 +17,7 @@ from qsgd_hpc.eight_steps.reading import (
     argument,
     dotted,
     is_optimizer_name,
+    is_scheduler,
 )
 
 __all__ = ["check", "constructors"]
@@ -28,7 +29,6 @@ MAKERS = re.compile(
     r"|tensorflow\.(compat\.v1\.)?train\.\w+Optimizer"
     r"|optax\.(sgd|adam|adamw|rmsprop|adagrad|lamb|lars|nadam|radam|adafactor|lion|yogi))$"
 )
-SCHEDULER = re.compile(r"^torch\.optim\.(lr_scheduler|swa_utils)\.")
 NOT_MAKERS = ("schedules", "Optimizer")
 OTHER_WAYS = ("DistributedDataParallel", "fully_shard", "FullyShardedDataParallel", "MpiDDP")
 RATE = re.compile(r"(^|_|\b)(lr|rate|warm_?up|peak|batch_size)", re.IGNORECASE)
@@ -202,7 +202,7 @@ def others(facts: Facts) -> tuple[cst.Call, ...]:
         made = script.value(func.value)
         if not isinstance(made, cst.Call) or not is_optimizer_name(func.value):
             continue
-        if SCHEDULER.match(facts.called.get(made, "")):
+        if is_scheduler(facts.called.get(made, "")):
             continue
         first = next((n for n in script.inside(made.func) if isinstance(n, cst.Name)), made.func)
         bound = script.binding(first)

@@ -1,16 +1,18 @@
-"""Downloads of data sets: one rank of each node downloads while the others wait."""
+"""Files that one rank downloads or writes while the others wait for it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.calls import body_of, find
+from qsgd_hpc.eight_steps.convert.loops import behind
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted
 
-__all__ = ["download_once"]
+__all__ = ["download_once", "wait_behind"]
 
 LOADS = re.compile(r"^(keras|tensorflow\.keras)\.datasets\.\w+\.load_data$")
 
@@ -48,6 +50,22 @@ def download_once(plan: Plan, wait: str) -> None:
             f"    {wait}",
         )
         plan.after(last, "if hvd.local_rank() == 0:", f"    {wait}")
+
+
+def wait_behind(
+    plan: Plan, reads: Sequence[cst.Call], training: Sequence[cst.CSTNode], wait: str
+) -> None:
+    """Let the ranks read a file behind the training only when rank 0 has written it.
+
+    Args:
+        plan: the plan to extend.
+        reads: the calls that read a file.
+        training: the loops and calls that train.
+        wait: as for `download_once`.
+    """
+    for call in reads:
+        for each in dict.fromkeys(behind(plan.script, call, training)):
+            plan.before(each, f"{wait}  # until rank 0 has written the file")
 
 
 def _next(script: Script, statement: cst.CSTNode) -> cst.CSTNode | None:

@@ -10,9 +10,9 @@ import libcst as cst
 from qsgd_hpc.eight_steps.convert import opening, tf_data
 from qsgd_hpc.eight_steps.convert.arrays import SHARD, slice_of
 from qsgd_hpc.eight_steps.convert.calls import argument_node, find, is_literal, name_of_module
-from qsgd_hpc.eight_steps.convert.downloads import download_once
+from qsgd_hpc.eight_steps.convert.downloads import download_once, wait_behind
 from qsgd_hpc.eight_steps.convert.keras_optimizer import distribute
-from qsgd_hpc.eight_steps.convert.loops import behind, calls_of, reaching, sources
+from qsgd_hpc.eight_steps.convert.loops import callers, reaching, sources
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
 from qsgd_hpc.eight_steps.reading import Script, dotted
@@ -74,23 +74,17 @@ def convert_keras(plan: Plan) -> None:
             _back_up_each(plan, call)
     reseed(plan)
     opening.numpy_seeds(plan)
-    download_once(plan, "hvd.allgather_object(None)")
-    _wait_for_files(plan, fits)
+    wait = "hvd.allgather_object(None)"
+    download_once(plan, wait)
+    loads = [
+        c for c in script.calls if LOADS.search(script.called(c)) and script.definition(c) is None
+    ]
+    wait_behind(plan, loads, [*fits, *callers(script, fits)], wait)
     guard_outputs(plan, reaching(script, [*fits, *compiles]), opening.import_line(script))
     keras = name_of_module(script, "keras")
     needed = keras_needed(plan)
     more = ["import keras"] if needed and keras != "keras" else []
     opening.open_script(plan, "qsgd_hpc.keras", more, tf_data.pin_lines(script))
-
-
-def _wait_for_files(plan: Plan, fits: Sequence[cst.Call]) -> None:
-    """Let the ranks load a model behind the training only when rank 0 has written it."""
-    script = plan.script
-    training = [*fits, *(c for f in reaching(script, fits) for c in calls_of(script, f))]
-    for call in script.calls:
-        if LOADS.search(script.called(call)) and script.definition(call) is None:
-            for each in dict.fromkeys(behind(script, call, training)):
-                plan.before(each, "hvd.allgather_object(None)  # until rank 0 has written the file")
 
 
 def keras_needed(plan: Plan) -> bool:

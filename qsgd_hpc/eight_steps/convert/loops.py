@@ -21,11 +21,13 @@ from qsgd_hpc.eight_steps.reading import DEPTH, Loop, Script, argument, dotted
 __all__ = [
     "TrainLoop",
     "behind",
+    "callers",
     "calls_of",
     "iterable",
     "reaching",
     "sources",
     "train_loops",
+    "training",
 ]
 
 AROUND = re.compile(r"^(enumerate|zip|iter|list|(itertools\.)?islice|tqdm(\.\w+)*\.(tqdm|trange))$")
@@ -87,6 +89,16 @@ def reaching(script: Script, steps: Iterable[cst.Call]) -> frozenset[cst.Functio
                 found.add(function)
                 pending += calls_of(script, function)
     return frozenset(found)
+
+
+def callers(script: Script, steps: Iterable[cst.Call]) -> list[cst.Call]:
+    """Return the calls of functions in which these calls are made, at any depth."""
+    return [call for f in reaching(script, steps) for call in calls_of(script, f)]
+
+
+def training(script: Script, loops: Iterable[TrainLoop]) -> list[cst.CSTNode]:
+    """Return the training loops, and the calls of functions that contain or call them."""
+    return [*(loop.loop for loop in loops), *callers(script, [loop.step for loop in loops])]
 
 
 def behind(

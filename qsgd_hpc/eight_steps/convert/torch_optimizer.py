@@ -19,13 +19,13 @@ from qsgd_hpc.eight_steps.convert.calls import (
     target_of,
     walk,
 )  # fmt: skip
-from qsgd_hpc.eight_steps.convert.loops import TrainLoop, behind, calls_of, iterable, reaching
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, training
 from qsgd_hpc.eight_steps.convert.opening import torch_name, unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import WIDTH, Plan
 from qsgd_hpc.eight_steps.convert.rates import LINEAR, TORCH_RATES, Steps, scale, torch_rates
-from qsgd_hpc.eight_steps.reading import Script, dotted, is_optimizer_name
+from qsgd_hpc.eight_steps.reading import Script, dotted, is_optimizer_name, is_scheduler
 
-__all__ = ["distribute_optimizers", "optimizers", "wait_for_files"]
+__all__ = ["distribute_optimizers", "optimizers"]
 
 OPTIMIZER = re.compile(r"^torch\.optim\.([a-z]\w*\.)*[A-Z]\w*$")
 
@@ -42,7 +42,7 @@ class Made:
 def optimizers(script: Script) -> tuple[cst.Call, ...]:
     """Return the calls that make an optimizer of torch.optim."""
     names = ((call, script.called(call)) for call in script.calls)
-    return tuple(call for call, name in names if OPTIMIZER.match(name) and not _is_scheduler(name))
+    return tuple(call for call, name in names if OPTIMIZER.match(name) and not is_scheduler(name))
 
 
 def made(plan: Plan) -> list[Made]:
@@ -85,6 +85,7 @@ def models(script: Script, call: cst.Call) -> tuple[list[str], bool]:
 def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) -> None:
     """Scale the rates, wrap the optimizers, and broadcast their and the models' initial state."""
     script = plan.script
+    trained = training(script, loops)
     found = made(plan)
     for each in found:
         for call in each.calls:
@@ -102,7 +103,7 @@ def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) 
         text = "Each step uses the mean of all ranks' gradients."
         plan.after(each.statement, *plan.comment(5, text, each.statement), *wrap)
         warm_up(plan, each.target, each.statement, steps, len(found) == 1)
-        _broadcast(plan, each, names, loops)
+        _broadcast(plan, each, names, trained)
     if len(found) > 1:
         plan.todo(
             found[0].statement,
@@ -195,9 +196,11 @@ def _is_step(script: Script, call: cst.Call) -> bool:
     return bool(OPTIMIZER.match(made)) or is_optimizer_name(node)
 
 
-def _broadcast(plan: Plan, each: Made, names: Sequence[str], loops: Sequence[TrainLoop]) -> None:
+def _broadcast(
+    plan: Plan, each: Made, names: Sequence[str], trained: Sequence[cst.CSTNode]
+) -> None:
     script = plan.script
-    place = last_with_call(script, each.statement, ".load_state_dict", _training(script, loops))
+    place = last_with_call(script, each.statement, ".load_state_dict", trained)
     lines = plan.comment(6, "Every rank starts with rank 0's values.", place)
     lines += [f"hvd.broadcast_parameters({name}.state_dict(), root_rank=0)" for name in names]
     lines.append(f"hvd.broadcast_optimizer_state({each.target}, root_rank=0)")
@@ -210,7 +213,7 @@ def _broadcast(plan: Plan, each: Made, names: Sequence[str], loops: Sequence[Tra
             f"    {torch}.manual_seed({torch}.initial_seed() + hvd.rank())",
         ]
         body = body_of(script, place)
-        positions = [position_of(script, node, body) for node in _training(script, loops)]
+        positions = [position_of(script, node, body) for node in trained]
         later = [each for each in positions if each > position_of(script, place, body)]
         if later:  # what all ranks must draw alike, such as a split, may stand between
             plan.before(body[min(later)], *noise)
@@ -218,27 +221,6 @@ def _broadcast(plan: Plan, each: Made, names: Sequence[str], loops: Sequence[Tra
             plan.after(place, *noise)
     if not names:
         plan.todo(place, "broadcast the model's parameters from rank 0 before the first step.")
-
-
-def _training(script: Script, loops: Sequence[TrainLoop]) -> list[cst.CSTNode]:
-    """Return the training loops, and the calls of functions that contain or call them."""
-    functions = reaching(script, [loop.step for loop in loops])
-    calls = [call for function in functions for call in calls_of(script, function)]
-    return [*(loop.loop for loop in loops), *calls]
-
-
-def wait_for_files(plan: Plan, loops: Sequence[TrainLoop]) -> None:
-    """Let the ranks load a file behind the training only when rank 0 has written it."""
-    script = plan.script
-    if not any(script.called(call) == "torch.save" for call in script.calls):
-        return
-    training = _training(script, loops)
-    for call in script.calls:
-        if script.called(call).startswith("tempfile."):
-            plan.todo(call, "each rank has another temporary folder; rank 0 writes to its own.")
-        if script.called(call) == "torch.load":
-            for each in dict.fromkeys(behind(script, call, training)):
-                plan.before(each, "hvd.barrier()  # until rank 0 has written the file")
 
 
 # Schedulers that set the rate to their own values and would undo a warm-up.
@@ -257,11 +239,6 @@ OWN_RATES = frozenset(
 )
 
 
-def _is_scheduler(name: str) -> bool:
-    """Return whether a name of torch.optim is that of a scheduler, not of an optimizer."""
-    return ".lr_scheduler." in name or ".swa_utils." in name
-
-
 def warm_up(
     plan: Plan, target: str, statement: cst.BaseStatement, steps: Steps, alone: bool
 ) -> None:
@@ -276,7 +253,7 @@ def warm_up(
     """
     script = plan.script
     called = {
-        script.called(c).rpartition(".")[2] for c in script.calls if _is_scheduler(script.called(c))
+        script.called(c).rpartition(".")[2] for c in script.calls if is_scheduler(script.called(c))
     }
     own = sorted(called & OWN_RATES)
     by_hand = [

@@ -10,8 +10,8 @@ import libcst as cst
 from qsgd_hpc.eight_steps.convert import opening, torch_data
 from qsgd_hpc.eight_steps.convert.arrays import shard_arrays
 from qsgd_hpc.eight_steps.convert.calls import body_of, find, inside, position_of, walk
-from qsgd_hpc.eight_steps.convert.downloads import download_once
-from qsgd_hpc.eight_steps.convert.loops import TrainLoop, reaching, train_loops
+from qsgd_hpc.eight_steps.convert.downloads import download_once, wait_behind
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, reaching, train_loops, training
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
@@ -21,7 +21,6 @@ from qsgd_hpc.eight_steps.convert.torch_optimizer import (
     distribute_optimizers,
     models,
     optimizers,
-    wait_for_files,
 )
 from qsgd_hpc.eight_steps.reading import Script, dotted, is_optimizer_name
 from qsgd_hpc.errors import UsageError
@@ -50,7 +49,7 @@ def convert_torch(plan: Plan) -> None:
     names = loaders.names(script)
     known = steps_of(script, loops, names, torch, loaded=bool(loaders.train))
     distribute_optimizers(plan, loops, known)
-    wait_for_files(plan, loops)
+    _wait_for_files(plan, loops)
     if not made:
         plan.todo(loops[0].loop, "wrap the optimizer: hvd.DistributedOptimizer(optimizer).")
         plan.todo(loops[0].loop, "broadcast parameters and optimizer state before the first step.")
@@ -62,9 +61,20 @@ def convert_torch(plan: Plan) -> None:
     _any_gpu(plan)
     opening.numpy_seeds(plan)
     download_once(plan, "hvd.barrier()")
-    training = reaching(script, (*steps, *made))
-    guard_outputs(plan, training, opening.import_line(script))
+    guard_outputs(plan, reaching(script, (*steps, *made)), opening.import_line(script))
     _open(plan, torch)
+
+
+def _wait_for_files(plan: Plan, loops: Sequence[TrainLoop]) -> None:
+    """Let the ranks load a file behind the training only when rank 0 has written it."""
+    script = plan.script
+    if not any(script.called(call) == "torch.save" for call in script.calls):
+        return
+    for call in script.calls:
+        if script.called(call).startswith("tempfile."):
+            plan.todo(call, "each rank has another temporary folder; rank 0 writes to its own.")
+    loads = [call for call in script.calls if script.called(call) == "torch.load"]
+    wait_behind(plan, loads, training(script, loops), "hvd.barrier()")
 
 
 def _open(plan: Plan, torch: str) -> None:
