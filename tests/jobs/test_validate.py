@@ -312,6 +312,22 @@ def test_a_chain_that_its_queue_can_never_hold_is_refused() -> None:
     assert "100 jobs queued per project" in faults("polaris", **routed, chain=101)
 
 
+def test_an_array_that_its_queue_can_never_hold_is_refused() -> None:
+    two: dict[str, Any] = {"account": "p", "queue": "debug-scaling", "nodes": 2}
+    assert faults("polaris", **two, array={"lr": ("1",)}) == ""
+    assert faults("polaris", **two, array={"lr": ("1", "2")}).startswith(
+        "queue 'debug-scaling' of polaris accepts at most one job per user, but the 2 tasks of an "
+        "array are submitted at once. Use --queue debug, "
+    )
+    debug: dict[str, Any] = {"account": "p", "queue": "debug", "array": {"lr": ("1", "2")}}
+    # Its other queues allow no dependencies, which an array does without.
+    assert "at once. Use --queue batch" in faults("frontier", **debug)
+    wide: dict[str, Any] = {"account": "p", "array": {"lr": tuple(map(str, range(21)))}}
+    assert faults("sophia", **wide, nodes=1).endswith(
+        "at once. Submit arrays of at most 20 tasks, one after the other."
+    )
+
+
 @pytest.mark.parametrize(
     ("site", "view", "said"),
     [

@@ -336,6 +336,14 @@ def test_every_output_says_that_it_is_a_prediction(tmp_path, monkeypatch, simula
     assert [row["nodes"] for row in data["rows"]][:6] == [8, 8, 16, 16, 20, 20]
 
 
+def test_more_nodes_than_the_site_gives_to_a_job_are_remarked(tmp_path):
+    study_folder(tmp_path, lambda p: 0.12 / p.ranks)
+    common = ("--from", tmp_path, "--site", "polaris", "--no-simgrid", "--bits", 32, "--nodes")
+    remark = "polaris accepts no jobs of more than 496 nodes."
+    assert remark in run(*common, "8..512").output
+    assert remark not in run(*common, "8..496").output
+
+
 def test_validation_sets_the_study_s_own_sizes_beside_predictions(tmp_path):
     study_folder(tmp_path, lambda p: 0.12 / p.ranks + (0.1 if p.ranks > 1 else 0))
     shown = run("--from", tmp_path, "--link-gbps", 1, "--validate", "--no-simgrid", "--json")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.sites.profile import Site
-from qsgd_hpc.jobs.sites.queues import AUTO, chain_fault, limit_words, pick, queue_faults, remark
+from qsgd_hpc.jobs.sites.queues import AUTO, crowd_fault, limit_words, pick, queue_faults, remark
 from qsgd_hpc.jobs.words import did_you_mean, listing
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.network import MOST_HOSTS
@@ -196,7 +196,9 @@ def _array_and_chain(request: JobRequest, site: Site) -> Iterator[str]:
         ]
         remedy = f", or use --queue {listing(others)}" if others else ""
         yield f"{what} does not allow job dependencies. Remove {flag}{remedy}."
-    elif fault := chain_fault(site, queue, request.chain, request.nodes, request.walltime_min):
+    elif fault := crowd_fault(
+        site, queue, request.chain, len(request.tasks), request.nodes, request.walltime_min
+    ):
         yield fault
 
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 from qsgd_hpc.jobs.sites.profile import LIMITS, Queue, Site
 from qsgd_hpc.jobs.words import clock, counted, did_you_mean, listing
 
-__all__ = ["AUTO", "chain_fault", "limit_words", "pick", "queue_faults", "remark"]
+__all__ = ["AUTO", "crowd_fault", "limit_words", "pick", "queue_faults", "remark"]
 
 # The value of --queue that selects a queue by the job's size, even if the profile has a default.
 AUTO = "auto"
 
-# Limits on jobs that wait or run; every part of a chain counts.
+# Limits on jobs that wait or run; every part of a chain and every task of an array counts.
 _COUNT_WAITING = ("per_user", "queued_per_user", "per_project", "queued_per_project")
 
 
@@ -81,27 +81,44 @@ def queue_faults(
     return misfits
 
 
-def chain_fault(
-    site: Site, queue: Queue, parts: int, nodes: int, walltime_min: float | None
+def crowd_fault(
+    site: Site, queue: Queue, chain: int, tasks: int, nodes: int, walltime_min: float | None
 ) -> str | None:
-    """Return why the queue cannot accept all parts of a chain, which are submitted together."""
+    """Return why the queue cannot accept all parts of a chain, or tasks of an array, at once.
+
+    Args:
+        site: the site.
+        queue: a queue that accepts each of them.
+        chain: number of parts; 1: no chain.
+        tasks: number of tasks; 1: no array.
+        nodes: nodes of each.
+        walltime_min: walltime of each, in minutes.
+    """
+    jobs = max(chain, tasks)
     limit = _waiting_limit(site, queue, nodes, walltime_min)
-    if limit is None or parts <= (most := min(limit.values())):
+    if limit is None or jobs <= (most := min(limit.values())):
         return None
     roomy = [
         q
         for q in site.queues.values()
-        if q.via is None and q.unit == "node" and q.chain
+        if q.via is None and q.unit == "node" and (q.chain or chain == 1)
         if not list(_misfits(site, q, nodes, walltime_min))
-        if parts <= min((_waiting_limit(site, q, nodes, walltime_min) or {"": parts}).values())
+        if jobs <= min((_waiting_limit(site, q, nodes, walltime_min) or {"": jobs}).values())
     ]
-    changes = [f"--chain {most}"] if most > 1 else []
+    if chain > 1:
+        what, remove = f"{jobs} parts of a chain", "Remove --chain"
+        changes = [f"--chain {most}"] if most > 1 else []
+        end = "; or continue after each end with `qsgd-hpc resubmit ID`."
+    else:
+        what, changes, end = f"{jobs} tasks of an array", [], "."
+        remove = f"Submit arrays of at most {most} tasks, one after the other"
+        if most == 1:
+            remove = "Submit the tasks as single jobs, one after the other"
     changes += map(_offer, roomy)
-    remedy = f"Use {listing(changes)}" if changes else "Remove --chain"
+    remedy = f"Use {listing(changes)}" if changes else remove
     return (
         f"{site.queue_kind} '{queue.name}' of {site.name} accepts at most {limit_words(limit)}, "
-        f"but the {parts} parts of a chain are submitted at once. {remedy}; or continue after "
-        "each end with `qsgd-hpc resubmit ID`."
+        f"but the {what} are submitted at once. {remedy}{end}"
     )
 
 

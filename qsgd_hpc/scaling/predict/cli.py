@@ -110,6 +110,9 @@ def predict(**options: Any) -> None:
     batch = next((p["global_batch_size"] for p in points if p["ranks"] == training.ranks), None)
     if setting.mode == "strong" and batch and max(nodes) * per_node > batch:
         notes.append(f"More than {batch} ranks cannot share the global batch of {batch} samples.")
+    most = _largest_job(options["site"])
+    if most and max(nodes) > most:
+        notes.append(f"{options['site']} accepts no jobs of more than {most} nodes.")
     rows, simulated = (
         tuple(predict_rows(training, fabric, setting, nodes, bits, network)) if network else ()
         for network in (*networks, None)[:2]
@@ -152,6 +155,12 @@ def _machine(options: dict[str, Any]) -> tuple[Fabric, list[str], int]:
     doubts = [dotted(path) for path in unconfirmed(merged(site.name)) if path[0] == "network"]
     per_node = options["ranks_per_node"] or site.ranks_per_node or site.gpus or 1
     return fabric_of_site(site), doubts, per_node
+
+
+def _largest_job(site: str | None) -> int | None:
+    """Return the most nodes that a queue of the site accepts; None if its profile names none."""
+    queues = sites.load(site).queues.values() if site else ()
+    return max((queue.nodes[1] for queue in queues if queue.unit == "node"), default=None)
 
 
 def _networks(fabric: Fabric, simgrid: bool, routing: str) -> tuple[list[Network], list[str]]:
