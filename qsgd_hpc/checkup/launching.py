@@ -14,8 +14,9 @@ from qsgd_hpc.launch.cluster import Network
 from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.launch.cluster.obstacles import ClusterError
 from qsgd_hpc.launch.meeting import meeting, taken_port
-from qsgd_hpc.launch.mpi import Library, find_launcher, find_library, remedy
+from qsgd_hpc.launch.mpi import Library, find_launcher, find_library
 from qsgd_hpc.launch.options import RunOptions
+from qsgd_hpc.launch.remedies import no_mpi
 
 __all__ = ["emulated_network", "mpi", "torchrun"]
 
@@ -61,7 +62,7 @@ def mpi() -> list[Finding]:
     try:
         library = find_library()
     except UsageError as error:
-        text = remedy()
+        text = no_mpi(os.environ)
         return [fault("MPI", str(error), f"{text[0].upper()}{text[1:]}.")]
     where = f", {library.path}" if library.path else ""
     return [ok("MPI", f"{library.name}{where}"), *_launcher(library)]

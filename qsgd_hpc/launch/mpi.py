@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.remedies import NO_MPI, no_mpi
 
 __all__ = [
     "Family",
@@ -26,11 +27,9 @@ __all__ = [
     "find_launcher",
     "find_library",
     "prepare_mpiexec",
-    "remedy",
 ]
 
 PROBE_TIMEOUT_S = 60.0
-REMEDY = "run pip install 'qsgd-hpc[mpich]', or load the module of your site's MPI"
 
 # Run in a separate process: the launcher must not load MPI, especially not in a batch job.
 _PROBE = """
@@ -87,12 +86,6 @@ class Launcher:
     version: str
 
 
-def remedy(environ: Mapping[str, str] | None = None) -> str:
-    """Return what to do where no MPI can be loaded."""
-    named = (os.environ if environ is None else environ).get("MPI4PY_LIBMPI")
-    return f"correct or unset MPI4PY_LIBMPI={named}, which names it" if named else REMEDY
-
-
 def find_library(python: str = sys.executable, environ: Mapping[str, str] | None = None) -> Library:
     """Find the MPI that mpi4py loads, in a separate process.
 
@@ -114,7 +107,8 @@ def find_library(python: str = sys.executable, environ: Mapping[str, str] | None
         ) from None
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise UsageError(f"no MPI library can be loaded ({reason}); {remedy(environ)}")
+        remedy = no_mpi(os.environ if environ is None else environ)
+        raise UsageError(f"no MPI library can be loaded ({reason}); {remedy}")
     text, (vendor, version), path, package = json.loads(done.stdout.splitlines()[-1])
     return Library(text, vendor, tuple(version), Path(path) if path else None, package)
 
@@ -198,7 +192,7 @@ def find_launcher(library: Library, environ: Mapping[str, str] | None = None) ->
             f"Put the bin folder of {library.vendor} first in PATH, or point MPI4PY_LIBMPI to "
             "the libmpi of that mpiexec."
         )
-    raise UsageError(f"no mpiexec found for {library.name}{where}; {REMEDY}")
+    raise UsageError(f"no mpiexec found for {library.name}{where}; {NO_MPI}")
 
 
 _PR_SET_PDEATHSIG = 1

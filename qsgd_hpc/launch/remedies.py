@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from qsgd_hpc.launch.claims import HYDRA, OPEN_MPI, OWN, PALS, SRUN, Claim
 
-__all__ = ["LoadedMpi", "leave_pip_out", "not_connected"]
+__all__ = ["NO_MPI", "LoadedMpi", "leave_pip_out", "no_mpi", "not_connected"]
 
 WAY_OUT = "QSGD_ALLOW_SINGLETON"
+NO_MPI = "run pip install 'qsgd-hpc[mpich]', or load the module of your site's MPI"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,12 @@ class LoadedMpi:
         """Name, origin and path, for a message."""
         origin = ", installed by pip" if self.package else ""
         return f"{self.name}{origin}" + (f" ({self.path})" if self.path else "")
+
+
+def no_mpi(environ: Mapping[str, str]) -> str:
+    """Return what to do where no MPI can be loaded."""
+    named = environ.get("MPI4PY_LIBMPI")
+    return f"correct or unset MPI4PY_LIBMPI={named}, which names it" if named else NO_MPI
 
 
 def leave_pip_out(package: str | None) -> str:

@@ -14,14 +14,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+# What `from ... import *` adds to every framework module; elastic training uses more of this one.
 __all__ = [
-    "Shares",
     "error_feedback_state",
     "load_error_feedback_state",
     "load_rounding_state",
-    "own_shares",
     "rounding_state",
-    "sum_of_shares",
 ]
 
 _PREFIX = "allreduce."

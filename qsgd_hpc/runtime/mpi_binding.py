@@ -19,7 +19,7 @@ from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.claims import broken_claim, claims, rank_of, under_pmi2_of_slurm
 from qsgd_hpc.launch.loaded import SHORT_ADDRESSES, is_installed, loaded_library, pip_package
-from qsgd_hpc.launch.remedies import LoadedMpi, not_connected
+from qsgd_hpc.launch.remedies import LoadedMpi, no_mpi, not_connected
 
 __all__ = [
     "Layout",
@@ -138,11 +138,7 @@ def _import_mpi(first: bool) -> Any:
                 os.environ.update({**SHORT_ADDRESSES, **os.environ})
         from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
-        raise UsageError(
-            f"no MPI library could be loaded ({error}). Load your site's MPI module, or install "
-            "the embedded one: pip install 'qsgd-hpc[mpich]'. MPI4PY_LIBMPI names a libmpi "
-            "explicitly."
-        ) from None
+        raise UsageError(f"no MPI library can be loaded ({error}); {no_mpi(os.environ)}") from None
     return MPI
 
 

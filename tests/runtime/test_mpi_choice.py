@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.remedies import no_mpi
 from qsgd_hpc.runtime.mpi_binding import _pointer_handles
 
 
@@ -36,7 +37,7 @@ def test_an_unknown_mpi_is_named_and_can_be_tried(monkeypatch):
         _pointer_handles(library("FooMPI", 8), "FooMPI 3")
 
 
-def test_no_mpi_at_all_says_how_to_get_one(tmp_path):
+def test_no_mpi_at_all_says_what_to_do(tmp_path):
     (tmp_path / "libempty.so").write_bytes(b"")
     done = subprocess.run(
         [sys.executable, "-c", "import qsgd_hpc.runtime.basics as b; b.init()"],
@@ -46,8 +47,9 @@ def test_no_mpi_at_all_says_how_to_get_one(tmp_path):
         check=False,
     )
     assert done.returncode == 1
-    assert "no MPI library could be loaded" in done.stderr
-    assert "pip install 'qsgd-hpc[mpich]'" in done.stderr
+    assert "no MPI library can be loaded" in done.stderr
+    assert f"; correct or unset MPI4PY_LIBMPI={tmp_path}" in done.stderr
+    assert "pip install 'qsgd-hpc[mpich]'" in no_mpi({})
 
 
 @pytest.mark.parametrize(
