@@ -26,9 +26,11 @@ def _reduction(
     return Reduction(op, prescale_factor, postscale_factor, process_set, compression)
 
 
-def grouped_allreduce(tensors: Sequence[Tensor], **options: Any) -> list[Tensor]:
+def grouped_allreduce(
+    tensors: Sequence[Tensor], name: str | None = None, **options: Any
+) -> list[Tensor]:
     reduction = _reduction(**options)
-    name = ops.label("allreduce", None, reduction.process_set)
+    name = ops.label("allreduce", name, reduction.process_set)
     made: list[Tensor] = eager.start_allreduces(
         TENSORS, tensors, reduction, name, grouped=True
     ).wait()
