@@ -2,7 +2,9 @@
 
 QSGD_GPU=auto uses nvcc if it is found, none builds no kernels; cuda and hip require nvcc and hipcc.
 QSGD_GPU_TARGETS names targets instead of all that the compiler supports: sm_90 (machine code) or
-compute_80 (PTX) for nvcc, gfx90a for hipcc, with commas.
+compute_80 (PTX) for nvcc, gfx90a for hipcc, with commas. For another processor than this machine's
+(QSGD_TARGET), nvcc needs a GCC for it, such as aarch64-linux-gnu-g++, and QSGD_CUDA_RUNTIME: the
+folder with its libcudart_static.a.
 """
 
 from __future__ import annotations
@@ -35,12 +37,16 @@ class KernelCompiler:
     Attributes:
         path: path of nvcc or hipcc.
         command: command that compiles the kernels for all targets that it supports.
+        release: its version, such as 13.0.
         hip: whether it is hipcc.
+        runtime: folder of CUDA's static library, if the target is another processor.
     """
 
     path: str
     command: tuple[str, ...]
+    release: str
     hip: bool = False
+    runtime: str = ""
 
     def commands(self, library: Path, host: Compiler) -> list[list[str]]:
         """Return the commands that compile and link the kernels, for the root of the sources.
@@ -63,11 +69,15 @@ class KernelCompiler:
 
     def _static_runtime(self) -> list[str]:
         """Return the flags that link CUDA's runtime as nvcc does."""
-        shown = subprocess.run(
-            [self.path, "--dryrun", *SOURCES], capture_output=True, text=True, check=True
-        )
-        folders = re.findall(r'"(-L[^"]+)"', shown.stderr)
+        folders = [f"-L{self.runtime}"] if self.runtime else steps_of(self.path, r'"(-L[^"]+)"')
         return [*folders, "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
+
+
+def steps_of(nvcc: str, pattern: str) -> list[str]:
+    """Return the matches of a pattern in the commands that nvcc would run for this processor."""
+    command = [nvcc, "--dryrun", *SOURCES]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    return list(dict.fromkeys(re.findall(pattern, shown.stderr)))
 
 
 def kernel_compiler(environ: Mapping[str, str] = os.environ) -> KernelCompiler | None:
@@ -77,11 +87,19 @@ def kernel_compiler(environ: Mapping[str, str] = os.environ) -> KernelCompiler |
         SystemExit: the requested compiler is missing, or supports none of the GPUs.
     """
     wanted = environ.get("QSGD_GPU", "auto")
-    if architecture(environ.get("QSGD_TARGET", "")) != platform.machine():
-        return None
     if wanted not in ("auto", "none", "cuda", "hip"):
         raise SystemExit(f"QSGD_GPU={wanted}: expected auto, none, cuda or hip")
     path = environ.get("PATH")
+    processor = architecture(environ.get("QSGD_TARGET", ""))
+    cross = f"{processor}-linux-gnu-g++" if processor != platform.machine() else ""
+    runtime = environ.get("QSGD_CUDA_RUNTIME", "") if cross else ""
+    if cross and wanted == "cuda" and not (runtime and shutil.which(cross, path=path)):
+        raise SystemExit(
+            f"QSGD_GPU=cuda: kernels for {processor} need {cross} on PATH, and its "
+            f"libcudart_static.a in the folder that QSGD_CUDA_RUNTIME names, {NO_KERNELS}"
+        )
+    if cross and (not runtime or wanted == "hip"):
+        return None
     targets = [name for name in environ.get("QSGD_GPU_TARGETS", "").split(",") if name]
     if wanted == "hip":
         hipcc = shutil.which("hipcc", path=path) or shutil.which("/opt/rocm/bin/hipcc")
@@ -93,13 +111,21 @@ def kernel_compiler(environ: Mapping[str, str] = os.environ) -> KernelCompiler |
     nvcc = nvcc or shutil.which(f"{home}/bin/nvcc")
     if wanted == "cuda" and not nvcc:
         raise SystemExit(f"QSGD_GPU=cuda: nvcc is not on PATH. Load the module, {NO_KERNELS}")
-    if wanted == "auto" and not shutil.which(environ.get("NVCC_CCBIN") or "gcc", path=path):
+    host = cross or environ.get("NVCC_CCBIN") or "gcc"
+    if wanted == "auto" and not shutil.which(host, path=path):
         return None  # nvcc needs a host compiler
-    return _cuda(nvcc, targets) if nvcc and wanted != "none" else None
+    return _cuda(nvcc, targets, cross, runtime) if nvcc and wanted != "none" else None
 
 
-def _cuda(nvcc: str, targets: Sequence[str]) -> KernelCompiler:
-    """Return nvcc with these targets, or with all that it supports; CUDA 13 has dropped sm_70."""
+def _cuda(nvcc: str, targets: Sequence[str], cross: str, runtime: str) -> KernelCompiler:
+    """Return nvcc with these targets, or with all that it supports; CUDA 13 has dropped sm_70.
+
+    Args:
+        nvcc: its path.
+        targets: names of GPUs; empty: all.
+        cross: the GCC of another processor; empty: kernels for this one.
+        runtime: folder of that processor's libcudart_static.a.
+    """
 
     def ask(option: str) -> str:
         return subprocess.run([nvcc, option], capture_output=True, text=True, check=True).stdout
@@ -117,10 +143,14 @@ def _cuda(nvcc: str, targets: Sequence[str]) -> KernelCompiler:
     machine_code = [name for name in targets if name.startswith("sm_")]
     words = [", ".join(machine_code), "PTX" if len(machine_code) < len(targets) else ""]
     release = re.search(r"release ([\d.]+)", ask("--version"))
-    built = f"CUDA {release[1] if release else '?'}: {' and '.join(filter(None, words))}"
-    command = (nvcc, "--threads=0", "--fmad=false", "-cudart=static", _define_built(built),
-               "-Xcompiler=-fPIC,-fvisibility=hidden", *codes)  # fmt: skip
-    return KernelCompiler(nvcc, command)
+    version = release[1] if release else "?"
+    command = [nvcc, "--threads=0", "--fmad=false", "-cudart=static",
+               _define_built(f"CUDA {version}: {' and '.join(filter(None, words))}"),
+               "-Xcompiler=-fPIC,-fvisibility=hidden", *codes]  # fmt: skip
+    if cross:  # nvcc would look for the headers, which are the same, in that processor's folder
+        headers = steps_of(nvcc, r'"-I([^"]+)"') + steps_of(nvcc, r'"-isystem" "([^"]+)"')
+        command += ["-ccbin", cross, *(f"-isystem={folder}" for folder in headers)]
+    return KernelCompiler(nvcc, tuple(command), version, runtime=runtime)
 
 
 def _hip(hipcc: str, wanted: Sequence[str]) -> KernelCompiler:
@@ -145,10 +175,11 @@ def _hip(hipcc: str, wanted: Sequence[str]) -> KernelCompiler:
             f"Load another module, {NO_KERNELS}"
         )
     release = re.search(r"HIP version: (\d+\.\d+)", ask("--version").stdout)
-    built = f"HIP {release[1] if release else '?'}: {', '.join(targets)}"
-    command = (*words, "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", _define_built(built),
+    version = release[1] if release else "?"
+    command = (*words, "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
+               _define_built(f"HIP {version}: {', '.join(targets)}"),
                *(f"--offload-arch={target}" for target in targets))  # fmt: skip
-    return KernelCompiler(hipcc, command, hip=True)
+    return KernelCompiler(hipcc, command, version, hip=True)
 
 
 def _define_built(built: str) -> str:

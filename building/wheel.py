@@ -24,11 +24,12 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
 from building.compiler import GLIBC, ROOT, architecture
+from building.kernels import kernel_compiler
 
 __all__ = ["build_sdist", "build_wheel", "main", "pythons"]
 
@@ -111,7 +112,37 @@ def unpack(sdist: Path, folder: Path) -> Path:
     return folder / sdist.name.removesuffix(".tar.gz")
 
 
-def build_wheel(sources: Path, python: Path, target: str, out: Path) -> Path:
+def cross_kernels(target: str, folder: Path) -> dict[str, str]:
+    """Return the variables that add GPU kernels to a wheel for another processor.
+
+    The kernels contain CUDA's runtime, which PyPI has for every processor.
+
+    Args:
+        target: target of ziglang.
+        folder: empty folder for the runtime.
+    """
+    processor, nvcc = architecture(target), kernel_compiler()
+    if processor == platform.machine() or nvcc is None or nvcc.hip:
+        return {}
+    missing = "" if shutil.which(f"{processor}-linux-gnu-g++") else f"{processor}-linux-gnu-g++"
+    if nvcc.release.startswith(("11.", "12.")):
+        missing = "CUDA 13"  # PyPI's earlier packages lack the static library
+    if missing:
+        print(f"== without GPU kernels for {processor}: they need {missing}", flush=True)
+        return {}
+    platforms = [f"--platform=manylinux_2_{n}_{processor}" for n in (17, 27, 28)]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
+    run(*pip, "--only-binary=:all:", *platforms, f"nvidia-cuda-runtime=={nvcc.release}.*")
+    for wheel in folder.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
+    (library,) = folder.rglob("libcudart_static.a")
+    return {"QSGD_CUDA_RUNTIME": str(library.parent)}
+
+
+def build_wheel(
+    sources: Path, python: Path, target: str, out: Path, kernels: Mapping[str, str]
+) -> Path:
     """Build the wheel for one Python and return its path.
 
     Args:
@@ -121,6 +152,7 @@ def build_wheel(sources: Path, python: Path, target: str, out: Path) -> Path:
         python: an interpreter; it needs its headers, and nothing installed.
         target: target of ziglang, such as ``x86_64-linux-gnu.2.17``.
         out: folder of the wheel.
+        kernels: from `cross_kernels`.
 
     Raises:
         SystemExit: a step failed, or the wheel needs newer libraries than the target has.
@@ -130,7 +162,7 @@ def build_wheel(sources: Path, python: Path, target: str, out: Path) -> Path:
             shutil.rmtree(folder)
     with tempfile.TemporaryDirectory() as name:
         raw, named = Path(name, "raw"), Path(name, "named")
-        environ = {**build_environ(), "QSGD_TARGET": target}
+        environ = {**build_environ(), **kernels, "QSGD_TARGET": target}
         pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python]
         run(*pip, "wheel", "--no-deps", "--wheel-dir", raw, sources, **environ)
         # --plat accepts only platforms of this machine's processor.
@@ -217,10 +249,11 @@ def main(arguments: Sequence[str] | None = None) -> list[Path]:
     made = []
     with tempfile.TemporaryDirectory() as folder:
         sources = unpack(build_sdist(Path(folder)), Path(folder))
+        kernels = {each: cross_kernels(each, Path(folder, each)) for each in targets}
         for python, target in itertools.product(interpreters, targets):
             print(f"== compiling for {target} and {python}: some minutes", flush=True)
             begun_s = time.monotonic()
-            wheel = build_wheel(sources, python, target, asked.out.resolve())
+            wheel = build_wheel(sources, python, target, asked.out.resolve(), kernels[target])
             check(wheel)
             took_s, size_mib = time.monotonic() - begun_s, wheel.stat().st_size / MIB
             print(f"{wheel}: {size_mib:.2f} MiB in {took_s:.0f} s", flush=True)

@@ -76,7 +76,7 @@ def builder() -> Path:
 def build(builder: Path, out: Path, *arguments: str, **environ: str) -> Path:
     """Return the one wheel that `python -m building.wheel` makes."""
     command = [builder, "-m", "building.wheel", "--out", out, *arguments]
-    run(*command, cwd=ROOT, QSGD_GPU="none", **environ)
+    run(*command, cwd=ROOT, **{"QSGD_GPU": "none", **environ})
     (wheel,) = out.glob("*.whl")
     return wheel
 
@@ -307,7 +307,8 @@ def arm(tmp_path_factory) -> list[str]:
 
 
 def test_one_for_an_arm_is_built_here_and_runs_on_two_ranks(builder, arm, tmp_path):
-    wheel = build(builder, tmp_path, "--target", f"aarch64-linux-gnu.{GLIBC}")
+    few = {"QSGD_GPU": "auto", "QSGD_GPU_TARGETS": "compute_80"}
+    wheel = build(builder, tmp_path, "--target", f"aarch64-linux-gnu.{GLIBC}", **few)
     assert "manylinux_2_17_aarch64" in wheel.name
     site = tmp_path / "site"
     platforms = [f"--platform=manylinux_2_{n}_aarch64" for n in (17, 27, 28)]
@@ -324,6 +325,10 @@ def test_one_for_an_arm_is_built_here_and_runs_on_two_ranks(builder, arm, tmp_pa
                "MPIR_CVAR_CH4_CMA_ENABLE": "0"}  # fmt: skip
     program = "from qsgd_hpc import _core; print(_core.instruction_sets())"
     assert run(*arm, "-c", program, cwd=tmp_path, **environ).strip() == "['neon', 'scalar']"
+    if kernel_compiler() and shutil.which("aarch64-linux-gnu-g++"):
+        (kernels,) = site.glob("qsgd_hpc/_gpu.*.so")
+        program = f"from qsgd_hpc import _core; print(_core.gpu_platform({str(kernels)!r}))"
+        assert re.match(r"CUDA [\d.]+: PTX", run(*arm, "-c", program, cwd=tmp_path, **environ))
     mpiexec = Path(sys.executable).with_name("mpiexec")  # ours: it runs on this processor
     lines = run(mpiexec, "-n", "2", *arm, "train.py", cwd=tmp_path, **environ).splitlines()
     assert sorted(line.partition(":")[0] for line in lines) == ["rank 0 of 2", "rank 1 of 2"]
