@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import nn
@@ -19,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.torch._groups import say
 from qsgd_hpc.torch.ddp import QSGDState, compress
-from qsgd_hpc.torch.fsdp import QuantizedShards, quantize_fsdp
-from qsgd_hpc.torch.fsdp.layout import sharded_modules
+
+if TYPE_CHECKING:
+    from qsgd_hpc.torch.fsdp import QuantizedShards
 
 __all__ = ["Attached"]
 
@@ -71,7 +72,9 @@ class Attached:
         self._last = weakref.ref(bare)
         if isinstance(inner, DistributedDataParallel):
             self._state = compress(inner, self._bits, scaler=scaler, **self._settings)
-        elif sharded_modules(inner):
+        elif _is_sharded(inner):
+            from qsgd_hpc.torch.fsdp import quantize_fsdp  # needs a newer PyTorch than DDP
+
             self._state = quantize_fsdp(inner, self._bits, self._weight_bits, **self._settings)
         else:
             raise UsageError(
@@ -115,3 +118,9 @@ class Attached:
                 "the checkpoint is of a training with the other of DDP and FSDP2: error "
                 "feedback starts from zero"
             )
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Return whether FSDP2 has sharded a part of a model, with any version of PyTorch."""
+    classes = {each for module in model.modules() for each in type(module).__mro__}
+    return any(each.__name__ == "FSDPModule" for each in classes)

@@ -6,10 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from qsgd_hpc.errors import UsageError
 from tests.ddp.ranks import Ranks
 from tests.gpu.memory import has_device
 
 pytest.importorskip("torch")
+try:
+    import qsgd_hpc.torch.fsdp  # noqa: F401
+except UsageError:  # PyTorch is too old for it, but not for DDP
+    collect_ignore = ["test_fsdp.py", "test_fsdp_kernels.py"]
 PLACES = ["host", *(["device"] if has_device() else [])]
 
 
