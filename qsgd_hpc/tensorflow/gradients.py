@@ -135,7 +135,9 @@ class _Dense:
             shape = tf.TensorShape(self.variable.shape)
         coding = None
         if shape.is_fully_defined():  # else uncompressed: no rank knows the size while tracing
-            coding = reduction.coding(name_of(self.variable), tuple(shape), self.to_send.dtype.name)
+            # A list of ints: after disable_v2_behavior() a shape contains Dimension objects.
+            sizes = tuple(shape.as_list())
+            coding = reduction.coding(name_of(self.variable), sizes, self.to_send.dtype.name)
         if isinstance(self.variable, tf.Variable):
             warn_of_shared_residual(self.name, self.variable, coding, reduction.process_set)
         return reduction.operation(self.name, coding, group)

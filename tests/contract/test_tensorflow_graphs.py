@@ -32,9 +32,11 @@ def variable(request):
 
     if not now:
         v1.disable_control_flow_v2()
+        v1.disable_v2_tensorshape()
     with tf.Graph().as_default():
         yield make
     v1.enable_control_flow_v2()
+    v1.enable_v2_tensorshape()
 
 
 def mean():
@@ -86,6 +88,22 @@ def test_every_optimizer_equals_one_process_with_the_whole_batch(variable, make)
     assert steps == 3
     assert not np.allclose(result, start)
     assert np.allclose(result, expected, atol=1e-5)
+    assert np.array_equal(result, hvd.broadcast_object(result, 0))
+
+
+def test_compressed_gradients_move_all_ranks_alike(variable):
+    start = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+    weights = variable("coded", start)
+    optimizer = hvd.DistributedOptimizer(
+        v1.train.GradientDescentOptimizer(1.0),
+        compression=hvd.Compression.qsgd(bits=8, min_elements=0),
+    )
+    train = optimizer.minimize(tf.reduce_sum(weights * start) * mine(), var_list=[weights])
+    with v1.Session() as session:
+        session.run(v1.global_variables_initializer())
+        session.run(train)
+        result = session.run(weights)
+    assert np.allclose(result, start * (1 - mean()), atol=0.05)
     assert np.array_equal(result, hvd.broadcast_object(result, 0))
 
 
