@@ -26,13 +26,23 @@ def make_loss_scalers_wait() -> None:
             setattr(torch.amp.GradScaler, name, _waiting(method))
 
 
+def _has_overflown(scaler: Any, optimizer: Any) -> bool:
+    """Return whether a loss scaler has found an Inf or NaN in this step's gradients."""
+    state = scaler._per_optimizer_states.get(id(optimizer), {})
+    return any(found.item() for found in state.get("found_inf_per_device", {}).values())
+
+
 def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def wait_first(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         complete = getattr(optimizer, "complete_gradients", None)
         if complete is not None:
             complete()
-        return method(scaler, optimizer, *args, **kwargs)
+        result = method(scaler, optimizer, *args, **kwargs)
+        forget = getattr(optimizer, "forget_skipped", None)
+        if forget is not None and method.__name__ == "step":
+            forget(lambda: _has_overflown(scaler, optimizer))
+        return result
 
     setattr(wait_first, _MARK, True)
     return wait_first

@@ -82,10 +82,18 @@ class GradientReducer(Claim):
 
     def _drop(self) -> None:
         super()._drop()
+        _DROPPED.append((self._job, self._coded(), self._hooks))
+
+    def _coded(self) -> list[str]:
+        """Return the engine's names of the gradients that may have a residual."""
         prefix = f"allreduce.{self.prefix}"
         coded = isinstance(self._reduction.compression, Lossy)
-        names = [prefix + each.name for each in self._gradients.values()] if coded else []
-        _DROPPED.append((self._job, names, self._hooks))
+        return [prefix + each.name for each in self._gradients.values()] if coded else []
+
+    def forget_residuals(self) -> None:
+        """Set the residuals of error feedback to zero; every rank calls it at the same step."""
+        if names := self._coded():
+            basics.context().engine.forget_owed(names)
 
     def _owned(self) -> Iterable[torch.Tensor]:
         optimizer: Any = self._optimizer()

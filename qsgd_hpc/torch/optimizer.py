@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 
+from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import NonFiniteGradientError, UsageError
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, checked_reduction
 from qsgd_hpc.frameworks.grouping import choose_groups
@@ -77,6 +78,14 @@ class _Distributed(Wrapped):
         if not (self._skip or self._reducer.alone or self._is_reduced()):
             self._nonfinite = self._reducer.finish()
             self._completed = True
+
+    def forget_skipped(self, skipped: Callable[[], bool]) -> None:
+        """After a loss scaler has skipped a step, drop the residuals, which are of its gradients.
+
+        Those of finite tensors, too: in units of the new, smaller scale they would be too large.
+        """
+        if isinstance(self._reduction.compression, Lossy) and not self._reducer.alone and skipped():
+            self._reducer.forget_residuals()
 
     def _is_reduced(self) -> bool:
         return (self._synchronized or self._completed) and not self._reducer.fresh

@@ -105,6 +105,31 @@ def test_an_overflow_does_not_poison_error_feedback():
 
 
 @needs_ranks(2)
+def test_skipped_steps_leave_nothing_to_the_steps_that_follow():
+    """Whose scale is smaller, so that what is owed of finite gradients would be far too much."""
+    finite, overflowing = (nn.Parameter(torch.zeros(8, 64)) for _ in range(2))
+    gradient = torch.randn(8, 64, generator=torch.Generator().manual_seed(3))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([finite, overflowing], lr=1.0),
+        [("finite", finite), ("overflowing", overflowing)],
+        compression=hvd.Compression.qsgd(bits=2, min_elements=0, error_feedback=True),
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    for _ in range(9):
+        optimizer.zero_grad()
+        # Its gradient is infinite in float16 until the scale is 2^9.
+        loss = overflowing.half().float().sum() * 100 + (finite * gradient).sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    taken = 9 - 7
+    assert scaler.get_scale() == 2.0**9
+    (owed,) = (v for k, v in hvd.error_feedback_state().items() if k.endswith("finite"))
+    total = owed.reshape(8, 64) / scaler.get_scale() - finite.detach()
+    assert torch.allclose(total, taken * gradient, atol=1e-4)
+
+
+@needs_ranks(2)
 def test_without_a_scaler_the_step_refuses_what_is_not_finite():
     model, optimizer = build(hvd.Compression.none)
     before = copy.deepcopy(model.state_dict())
