@@ -112,6 +112,26 @@ def test_of_a_script_that_records_no_error_the_engines_say_it():
     assert (plain["nmse"], four["nmse"]) == (None, pytest.approx(0.04))
 
 
+def test_a_run_in_other_bits_than_its_points_is_not_used():
+    """As of a script with a hook of its own, in 4 bits, whatever the study sets."""
+    found = with_engines(
+        study(nodes=(2,), bits=BITS), lambda point, rank: {"gradient_bits": 4, "wire_bytes": 9}
+    )
+    analysis = analyse(found)
+    (case,) = analysis.cases
+    assert [row["bits"] for row in case.rows()] == [4]
+    (caution,) = [c for c in analysis.cautions if c.startswith("Bits:")]
+    assert "In 2 of 3 measurements on several ranks the script compressed gradients to 4" in caution
+    assert "although the study set fp32 (such as" in caution
+    assert "They are not used." in caution
+
+
+def test_a_script_that_ignores_all_bits_of_a_study_has_no_report(tmp_path):
+    found = with_engines(study(nodes=(2,), bits=(8, 4)), lambda point, rank: {"gradient_bits": 32})
+    assert not analyse(found).cases
+    assert "the script compressed no gradient although" in " ".join(analyse(found).cautions)
+
+
 def test_what_the_script_recorded_goes_over_what_the_engines_did():
     found = with_engines(study(nodes=(2,), bits=(4,)), lambda point, rank: {"nmse": 0.5})
     own = replace(found[0], records=_with_error(found[0].records, 0.03))
@@ -178,7 +198,9 @@ def shown_everywhere(report):
 def test_page_markdown_and_terminal_show_column_and_sentences_once_each():
     counts = dict.fromkeys(("asked_tensors", "asked_elements", "plain_elements"), 4)
     counts |= dict.fromkeys(("plain_tensors", "declined_tensors"), 3)
-    plain, four = with_engines(study(nodes=(2,), bits=(32, 4)), lambda point, rank: counts)
+    plain, four = with_engines(
+        study(nodes=(2,), bits=(32, 4)), lambda point, rank: counts if point.bits == 4 else {}
+    )
     made = case_of([plain, replace(four, records=_with_error(four.records, 0.03))])
     text = shown_everywhere(report_of(made))
     assert text.count("gradients: 3.0% with 4 bit (NMSE 0.030)") == 3

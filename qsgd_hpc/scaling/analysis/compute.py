@@ -55,7 +55,8 @@ def analyse(
     Returns:
         The analysis; it has no cases if no point is finished.
     """
-    measured = list(finished(attempts).values())
+    ended = list(finished(attempts).values())
+    measured = [a for a in ended if not _has_other_bits(a)]
     own = [(case, _of(case, measured)) for case in cases or _measured_cases(measured)]
     found = [(case, *_one_unit(runs)) for case, runs in own if runs]
     targets = (
@@ -71,7 +72,7 @@ def analyse(
         *_cut_short(measured),
         *_impossible(measured),
         *_other_batches(measured),
-        *_other_bits(measured),
+        *_other_bits(ended),
     )
     return Analysis(done, (*left_out, *limits))
 
@@ -166,17 +167,35 @@ def _other_batches(measured: Sequence[Attempt]) -> list[str]:
 def _other_bits(measured: Sequence[Attempt]) -> list[str]:
     """Return a caution on scripts whose own compression overrides the study's bits."""
     several = [a for a in measured if a.point.ranks > 1]
-    other = [a for a in several if _coded(a) is (a.point.bits == PLAIN_BITS)]
+    other = [a for a in several if _has_other_bits(a)]
     if not other:
         return []
-    point = other[0].point
+    point, used = other[0].point, _used_bits(other[0])
     did = "compressed gradients" if point.bits == PLAIN_BITS else "compressed no gradient"
+    if used not in (None, PLAIN_BITS):
+        did = f"compressed gradients to {units.bits_name(used)}"
     return [
         f"Bits: In {len(other)} of {len(several)} measurements on several ranks the script {did} "
-        f"although the study set {units.bits_name(point.bits)} (such as {point.label}). A "
-        "compression= in the script overrides --bits: remove it, or rows with different bits "
-        "measure the same training."
+        f"although the study set {units.bits_name(point.bits)} (such as {point.label}). They are "
+        "not used. Bits in the script override --bits: remove its compression= or bits= (FSDP2 "
+        "needs QSGD_WEIGHT_BITS, too), so that the study sets them."
     ]
+
+
+def _has_other_bits(attempt: Attempt) -> bool:
+    """Return whether a run on several ranks did not use the bits of its point."""
+    point, used = attempt.point, _used_bits(attempt)
+    if point.ranks == 1:
+        return False
+    if used is not None:
+        return used != point.bits
+    return _coded(attempt) is (point.bits == PLAIN_BITS)
+
+
+def _used_bits(attempt: Attempt) -> int | None:
+    """Return the bits that torch.distributed's gradients had on every rank; None if unknown."""
+    found = {number(r, "gradient_bits") for r in attempt.engines.values()}
+    return int(bits) if len(found) == 1 and not math.isnan(bits := found.pop()) else None
 
 
 def _coded(attempt: Attempt) -> bool | None:

@@ -54,6 +54,11 @@ def load(folder: StudyFolder) -> Report:
     analysis = analyse(
         attempts, mode=study.mode, cases=study.cases, target=targets, site=study.site
     )
+    if not analysis.cases and analysis.cautions:
+        raise UsageError(
+            f"{str(folder.path)!r}: no measurement can be used; there is no report. "
+            + " ".join(analysis.cautions)
+        )
     if not analysis.cases:
         raise UsageError(
             f"{str(folder.path)!r}: no point of this study is finished; there is no report. Run "

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from qsgd_hpc.recording.engine_record import warmup_steps
 from qsgd_hpc.recording.records import record
+from qsgd_hpc.rules import PLAIN_BITS
 from qsgd_hpc.torch.ddp.state import QSGDState
 
 __all__ = ["stepped", "watch", "watch_shards", "write_record"]
@@ -40,11 +41,15 @@ class _Steps:
         self.rank, self.ranks = 0, 0
         self.gradient_bytes = 0
         self.wire_bytes: float | None = 0
+        self.bits: set[int | None] = set()
+        """Bits of gradients; 32 is uncompressed, None is a hook that does not say."""
 
-    def note_shard(self, seconds: float, sent: int, gradients: int) -> None:
+    def note_shard(self, seconds: float, sent: int, gradients: int, bits: int | None) -> None:
         """Record one of FSDP2's collectives."""
         self.shards.append((seconds, gradients))
         self.wire_bytes = (self.wire_bytes or 0) + sent
+        if gradients:
+            self.bits.add(bits)
 
 
 _steps = _Steps()
@@ -78,6 +83,7 @@ def stepped(optimizer: Any) -> None:
         _steps.exchanges.append(_exchanged([model for model, _ in models]))
         _steps.gradient_bytes = sum(size for _, size in models)
         _steps.wire_bytes = _sent(models)
+        _steps.bits.update(_bits_of(model) for model, _ in models)
     elif _steps.shards:
         seconds, gradients = zip(*_steps.shards, strict=True)
         _steps.exchanges.append((sum(seconds), 0.0))
@@ -90,6 +96,14 @@ def _exchanged(models: list[Any]) -> tuple[float, float]:
     names = ("backward_comm_time", "backward_compute_comm_overlap_time")
     comm, hidden = (sum(int(each.get(name, 0)) for each in logged) * NS for name in names)
     return comm, min(comm, hidden)
+
+
+def _bits_of(model: Any) -> int | None:
+    states = [state for _, state in getattr(model, "_comm_hooks", ())]
+    if not states:
+        # torch keeps no list of its built-in hooks, but logs their name.
+        return None if model._get_ddp_logging_data().get("comm_hook") else PLAIN_BITS
+    return states[-1].bits if isinstance(states[-1], QSGDState) else None
 
 
 def _sent(models: list[tuple[Any, int]]) -> float | None:
@@ -138,6 +152,7 @@ def write_record() -> None:
             "exposed_s": comm - hidden,
             "comm_time_s": 0.0 if alone else sum(comm for comm, _ in _steps.exchanges),
             "gradient_bytes": _steps.gradient_bytes * count,
+            "gradient_bits": next(iter(_steps.bits)) if len(_steps.bits) == 1 else None,
             "wire_bytes": 0 if alone else _rounded(_steps.wire_bytes),
         }
     record("engine", **fields)

@@ -130,7 +130,7 @@ class _Coded:
 
     def __init__(self, module: ShardedModule, compression: Lossy | None) -> None:
         self._module = module
-        self._compression = compression
+        self.compression = compression
         self.traffic = Traffic()
 
     def allocate(
@@ -159,7 +159,7 @@ class QSGDReduceScatter(_Coded, ReduceScatter):
         Raises:
             UsageError: an operation other than sum, average and a sum times a factor.
         """
-        if self._compression is None or name_of(input_tensor.dtype) not in FLOATING:
+        if self.compression is None or name_of(input_tensor.dtype) not in FLOATING:
             reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
             self._count(output_tensor, _bytes(output_tensor), group)
         else:
@@ -174,8 +174,8 @@ class QSGDReduceScatter(_Coded, ReduceScatter):
     ) -> None:
         ranks, me = group.size(), group.rank()
         factor = self._factor(op, ranks)
-        assert self._compression is not None
-        codec = self._module.codec(output, group, self._compression, self._module.trained)
+        assert self.compression is not None
+        codec = self._module.codec(output, group, self.compression, self._module.trained)
         shards = gradients.detach().view(ranks, -1).to(codec.place)
         sent = codec.messages(ranks)
         others = {rank: rank for rank in range(ranks) if rank != me}
@@ -225,7 +225,7 @@ class QSGDAllGather(_Coded, AllGather):
         # Other types are the bytes of float8 weights.
         # A smaller group (reshard_after_forward=N) gathers weights that have been decoded: another
         # code would make them differ from those of the forward pass.
-        compression = self._compression if group.size() >= self._module.shards else None
+        compression = self.compression if group.size() >= self._module.shards else None
         if compression is None or name_of(input_tensor.dtype) not in FLOATING:
             self.traffic.count(others, _bytes(input_tensor), _bytes(input_tensor))
             work: dist.Work | None = all_gather_single(

@@ -17,11 +17,13 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
     DefaultReduceScatter,
 )
 
+from qsgd_hpc.rules import PLAIN_BITS
 from qsgd_hpc.torch.fsdp.collectives import QSGDAllGather, QSGDReduceScatter
+from qsgd_hpc.torch.fsdp.layout import param_groups
 
 __all__ = ["time_shards"]
 
-Note = Callable[[float, int, int], None]
+Note = Callable[[float, int, int, int | None], None]
 _KNOWN = (DefaultAllGather, DefaultReduceScatter, QSGDAllGather, QSGDReduceScatter)
 
 
@@ -33,6 +35,8 @@ class _Timed:
         self._collective = collective
         self._reduces = isinstance(collective, (DefaultReduceScatter, QSGDReduceScatter))
         self._note = note
+        compression = getattr(collective, "compression", None)
+        self._bits = PLAIN_BITS if compression is None else compression.bits
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any
@@ -46,7 +50,7 @@ class _Timed:
             # The larger tensor has all ranks' shards, the smaller only this rank's.
             others = abs(output_tensor.nbytes - input_tensor.nbytes)
             sent = traffic.sent - before if traffic else others
-            self._note(seconds, sent, input_tensor.nbytes if self._reduces else 0)
+            self._note(seconds, sent, input_tensor.nbytes if self._reduces else 0, self._bits)
         return result
 
 
@@ -56,7 +60,7 @@ def time_shards(module: Any, note: Note) -> None:
     Args:
         module: a module that ``fully_shard`` was called on.
         note: called after each collective with its seconds, the bytes that this rank has sent to
-            others, and the bytes of gradients that it has reduced.
+            others, the bytes of gradients that it has reduced, and the bits per element.
     """
 
     def first_gathering(module: Any, _args: Any) -> None:
@@ -65,7 +69,7 @@ def time_shards(module: Any, note: Note) -> None:
         handle.remove()
         if dist.get_world_size() == 1:
             return
-        for group in module._get_fsdp_state()._fsdp_param_groups:
+        for group in param_groups(module):
             for name in ("_all_gather_comm", "_reduce_scatter_comm"):
                 collective = getattr(group, name)
                 if isinstance(collective, _KNOWN):
