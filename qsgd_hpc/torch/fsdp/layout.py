@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from qsgd_hpc.torch.naming import plain_name
 
-__all__ = ["Part", "data_parallel_rank", "parts_of", "sharded_modules"]
+__all__ = ["Part", "data_parallel_rank", "param_groups", "parts_of", "sharded_modules"]
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,18 @@ def sharded_modules(model: nn.Module) -> dict[str, Any]:
     return {name: m for name, m in model.named_modules() if isinstance(m, FSDPModule)}
 
 
+def param_groups(module: Any) -> list[Any]:
+    """Return the groups of parameters that FSDP2 communicates for a module; torch has no name."""
+    state = module._get_fsdp_state()
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is None:  # PyTorch 2.9 has at most one
+        several = filter(None, [state._fsdp_param_group])
+    return list(several)
+
+
 def data_parallel_rank(module: Any) -> int:
     """Return this rank's number among those that average an FSDPModule's gradients."""
-    for group in module._get_fsdp_state()._fsdp_param_groups:  # no public name
+    for group in param_groups(module):
         mesh = group.mesh_info
         replica: int = getattr(mesh, "replicate_mesh_rank", 0)
         return int(replica * mesh.shard_mesh_size + mesh.shard_mesh_rank)
@@ -76,7 +85,7 @@ def parts_of(module: Any, names: Mapping[nn.Module, str]) -> tuple[Part, ...]:
         names: the names of all modules of the model.
     """
     found = []
-    for group in module._get_fsdp_state()._fsdp_param_groups:  # no public name
+    for group in param_groups(module):
         for each in group.fsdp_params:
             owner, key = each._module_info.module, each._module_info.param_name
             name = plain_name(f"{names.get(owner, '')}.{key}".lstrip("."))

@@ -13,7 +13,7 @@ from qsgd_hpc.compression import Eden, Lossy, Qsgd
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import Rule, as_rules
 from qsgd_hpc.torch.fsdp.collectives import QSGDAllGather, QSGDReduceScatter, ShardedModule, Traffic
-from qsgd_hpc.torch.fsdp.layout import data_parallel_rank, parts_of, sharded_modules
+from qsgd_hpc.torch.fsdp.layout import data_parallel_rank, param_groups, parts_of, sharded_modules
 
 __all__ = ["QuantizedShards", "is_quantized", "quantize_fsdp"]
 
@@ -134,7 +134,7 @@ def quantize_fsdp(
         module.reshard()  # frozen parameters are recognised by the sharded ones
         rank = data_parallel_rank(module)
         parts = parts_of(module, names)
-        shards = max((g.mesh_info.shard_mesh_size for g in state._fsdp_param_groups), default=1)
+        shards = max((g.mesh_info.shard_mesh_size for g in param_groups(module)), default=1)
         shared[name] = by_state[state] = ShardedModule(name, parts, rank, seed, threads, shards)
         reduction = QSGDReduceScatter(shared[name], gradients)
         module.set_custom_reduce_scatter(reduction)
