@@ -17,6 +17,7 @@ from qsgd_hpc.torch._groups import say
 
 __all__ = ["compress_unasked", "quantize_unasked"]
 
+_HOOK = "the script has registered a hook of its own"
 _DECIDED = "_qsgd_decided"
 """Attribute of a model that has trained; its copies have it, too."""
 
@@ -46,9 +47,21 @@ def compress_unasked(model: torch.nn.parallel.DistributedDataParallel) -> None:
             compress(model, bits=int(bits), scaler=_scaler())
         except QsgdError as error:
             reason = str(error)
-    done = f"DDP sends gradients in {bits} bits, with error feedback; the script has no hook"
-    left = f"DDP sends gradients uncompressed, not in {bits} bits: {reason}"
-    say(done if reason is None else left)
+    if reason is None:
+        say(f"DDP sends gradients in {bits} bits, with error feedback; the script has no hook")
+    elif reason != _HOOK:
+        say(f"DDP sends gradients uncompressed, not in {bits} bits: {reason}")
+    elif own := _own_state(model):
+        if own.bits != bits:
+            say(f"the script compresses in {own.bits} bits itself: --bits {bits} has no effect")
+    else:
+        say(f"--bits {bits} has no effect: {reason}")
+
+
+def _own_state(model: Any) -> Any:
+    """Return the state with which the script itself has registered our hook; None otherwise."""
+    states = [state for _, state in getattr(model, "_comm_hooks", ())]
+    return next((each for each in states if type(each).__name__ == "QSGDState"), None)
 
 
 def quantize_unasked(module: Any) -> None:
@@ -96,7 +109,7 @@ def _scaler() -> Any:
 def _why_not(model: Any) -> str | None:
     # torch keeps no list of its built-in hooks, but logs their name.
     if getattr(model, "_comm_hooks", ()) or model._get_ddp_logging_data().get("comm_hook"):
-        return "the script has registered another hook"
+        return _HOOK
     if model.static_graph:
         return "static_graph=True"
     if any(hasattr(p, "_in_backward_optimizers") for p in model.module.parameters()):

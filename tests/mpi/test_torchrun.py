@@ -212,8 +212,7 @@ def test_bits_compress_a_script_that_says_nothing(run_ranks, tmp_path: Path) -> 
     assert told[0] == []
     assert told[1] == [
         "qsgd-hpc: DDP sends gradients in 4 bits, with error feedback; the script has no hook",
-        "qsgd-hpc: DDP sends gradients uncompressed, not in 4 bits: the script has registered "
-        "another hook",
+        "qsgd-hpc: --bits 4 has no effect: the script has registered a hook of its own",
         "qsgd-hpc: DDP sends gradients uncompressed, not in 4 bits: static_graph=True",
         "qsgd-hpc: DDP sends gradients uncompressed, not in 4 bits: its optimizer steps in the "
         "backward pass, through DDP's only hook",
@@ -469,6 +468,7 @@ def test_a_study_sees_the_steps_of_a_script_that_says_nothing(
         found[ranks, bits[0]] = engines[0]
     size = 4 * 512 * 512
     assert found[1, "32"]["wire_bytes"] == 0
+    assert [found[2, bits]["gradient_bits"] for bits in ("32", "4")] == [32, 4]
     assert found[2, "32"]["gradient_bytes"] == found[2, "4"]["gradient_bytes"] == 40 * size
     # Of DDP both halves of a ring; of FSDP2 half the weights, and half the gradients.
     assert found[2, "32"]["wire_bytes"] == 40 * size
@@ -512,10 +512,80 @@ if dist.get_rank() == 0:
 """
 
 
+OWN = """
+import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from qsgd_hpc.torch.ddp import compress
+dist.init_process_group("gloo")
+for bits in (4, None):
+    torch.manual_seed(1)
+    model = DDP(torch.nn.Linear(64, 64))
+    state = compress(model, bits)
+    model(torch.randn(4, 64)).sum().backward()
+    if dist.get_rank() == 0:
+        print(state.bits, state.sent_bytes < 5000)
+"""
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+def test_a_hook_of_the_script_takes_the_bits_that_it_leaves_open(
+    run_ranks, tmp_path: Path, bits: int
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(OWN)
+    done = run_ranks(2, "--bits", str(bits), str(path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["4 True", f"{bits} {bits < 32}"]
+    told = [line for line in done.stderr.splitlines() if line.startswith("qsgd-hpc:")]
+    said = "qsgd-hpc: the script compresses in 4 bits itself: --bits 8 has no effect"
+    assert told == ([said] if bits < 32 else [])
+
+
+UNCODED = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+model = torch.nn.Linear(64, 64)
+if sys.argv[1] == "ddp":
+    model = torch.nn.parallel.DistributedDataParallel(model)
+elif sys.argv[1] == "fsdp2":
+    fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    model(torch.randn(4, 64)).sum().backward()
+    for p in model.parameters():
+        if sys.argv[1] == "by hand":
+            dist.all_reduce(p.grad)
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("bits", "kind", "reason"),
+    [
+        ("4", "ddp", None),
+        ("32", "by hand", None),
+        ("4", "by hand", "it compresses what DistributedDataParallel averages, not all_reduce()"),
+        ("4", "fsdp2", "FSDP2 sends codes with --weight-bits 8, too, or by quantize_fsdp(model)"),
+        ("auto", "ddp", "auto chooses for scripts of the Horovod API"),
+    ],
+)
+def test_bits_that_compress_nothing_are_told(
+    run_ranks, tmp_path: Path, bits: str, kind: str, reason: str | None
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(UNCODED)
+    done = run_ranks(2, "--bits", bits, str(path), kind)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if "compresses nothing" in line]
+    assert len(told) == (reason is not None), done.stderr
+    assert (reason or "") in "".join(told)
+
+
 def test_bits_compress_whatever_order_a_script_wraps_its_models_in(run_ranks, tmp_path):
     path = tmp_path / "train.py"
     path.write_text(WRAPPED)
     done = run_ranks(2, "--bits", "4", str(path))
     assert done.returncode == 0, done.stderr
     assert "hooks [1, 1, 0, 1] ['0.bias', '0.weight']" in done.stdout, done.stdout + done.stderr
-    assert "the script has registered another hook" in done.stderr
+    assert "the script has registered a hook of its own" in done.stderr

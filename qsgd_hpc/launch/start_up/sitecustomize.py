@@ -154,6 +154,7 @@ def _hook_steps(module: Any) -> None:
             checked = True  # the hook is not removed, because torch may be iterating over hooks
             if not any(name in sys.modules for name in _OTHER_TRANSPORTS):
                 _report_unless_joined(_joined(torch.distributed))
+                _report_uncompressed(optimizer)
         if _RECORDS:
             from qsgd_hpc.torch.ddp.measured import stepped
 
@@ -193,6 +194,25 @@ def _report_unless_joined(joined: tuple[int, str]) -> None:
         f"qsgd-hpc: {_STARTED} ranks were started, but {alone}: {remedy}. "
         "If this is intended, use --no-torchrun\n"
     )
+    sys.stderr.flush()
+
+
+def _report_uncompressed(optimizer: Any) -> None:
+    """Report that --bits does nothing: the core, which codes every gradient, is not loaded."""
+    bits = os.environ.get("QSGD_BITS", "")
+    if bits in ("", "32") or _RECORDS:  # a study records the bits that were used
+        return
+    kinds = {type(p).__name__ for group in optimizer.param_groups for p in group["params"]}
+    if bits == "auto":
+        reason = "auto chooses for scripts of the Horovod API; with torch.distributed use 1 to 8"
+    elif "DTensor" in kinds:
+        reason = "FSDP2 sends codes with --weight-bits 8, too, or by quantize_fsdp(model)"
+    else:
+        reason = (
+            "it compresses what DistributedDataParallel averages, not all_reduce() or "
+            "FullyShardedDataParallel; a compiled DDP model needs compress(model, bits)"
+        )
+    sys.stderr.write(f"qsgd-hpc: --bits {bits} compresses nothing in this script: {reason}\n")
     sys.stderr.flush()
 
 

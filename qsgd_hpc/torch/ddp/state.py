@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from qsgd_hpc import _core, env
 from qsgd_hpc.compression import KINDS, Lossy
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.rules import Rule
+from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS, Rule
 from qsgd_hpc.torch._groups import host_group, say, why_unsupported
 from qsgd_hpc.torch._kernels import serves, why_on_host
 from qsgd_hpc.torch.ddp.device import DevicePlan, Queue, make_device_plan
@@ -31,8 +31,9 @@ class QSGDState:
 
     Args:
         process_group: the process group of the model; None is the default group.
-        bits: bits per element, including the sign, 1 to 8; 1 is the sign with a scale. None: 4,
-            or the fixed bits of the scheme.
+        bits: bits per element, including the sign, 1 to 8; 1 is the sign with a scale. None uses
+            QSGD_BITS, where 32 sends all gradients exactly; else 4, or the fixed bits of the
+            scheme.
         error_feedback: add the error of coding to the next gradient. Needs float32 host memory of
             the gradients' size, plus 1/n of it on n ranks.
         scheme: a code of docs/compression.md, such as qsgd, eden or topk.
@@ -62,6 +63,7 @@ class QSGDState:
         **settings: int | str | float | Iterable[Rule | tuple[str, int | str]] | None,
     ) -> None:
         self.process_group = process_group
+        self._is_off = bits is None and env.get("QSGD_BITS") == PLAIN_BITS
         self.compression = _compression(scheme, bits, error_feedback, settings)
         self.seed = env.get("QSGD_SEED") if seed is None else seed
         self.start_step = start_step
@@ -187,7 +189,9 @@ class QSGDState:
         self, parameters: list[torch.Tensor], flat: torch.Tensor
     ) -> tuple[bool, tuple[Any, ...]]:
         """Return whether the bucket is still reduced exactly, and the key of its plan."""
-        exact = any(self._memory.slot(p).steps < self.start_step for p in parameters)
+        exact = self._is_off or any(
+            self._memory.slot(p).steps < self.start_step for p in parameters
+        )
         return exact, (exact, flat.dtype, *map(id, parameters))
 
     def _plan(self, parameters: list[torch.Tensor], flat: torch.Tensor, place: Place) -> Plan:
@@ -202,6 +206,11 @@ class QSGDState:
         if scale != self._scale:
             self._memory.rescale(scale / self._scale)
             self._scale = scale
+
+    @property
+    def bits(self) -> int | None:
+        """Bits per element of large gradients; 32 without compression, None if not one number."""
+        return PLAIN_BITS if self._is_off else getattr(self.compression, "bits", None)
 
     @property
     def sent_bytes(self) -> int | None:
@@ -256,7 +265,7 @@ class QSGDState:
 
     def __getstate__(self) -> dict[str, Any]:
         """Exclude objects of the process: groups, threads, parameters, the scaler."""
-        kept = ("compression", "seed", "start_step", "_threads")
+        kept = ("compression", "seed", "start_step", "_threads", "_is_off")
         own = {k: getattr(self, k) for k in kept}
         return own | {"state": self.state_dict(), "named": self._memory.named}
 
@@ -270,13 +279,17 @@ class QSGDState:
 def _compression(
     scheme: str, bits: int | None, error_feedback: bool | None, settings: Mapping[str, Any]
 ) -> Lossy:
+    """Return the code; QSGD_BITS does not apply to a scheme that has fixed bits."""
     if scheme not in KINDS:
         raise UsageError(f"QSGDState(scheme={scheme!r}): choose one of {', '.join(KINDS)}")
     kind = KINDS[scheme]
     chosen: dict[str, Any] = {k: v for k, v in settings.items() if v is not None}
     chosen["nmse_budget"] = None
+    variable = env.get("QSGD_BITS")
     if bits is not None:
         chosen["bits"] = bits
+    elif variable not in (None, AUTO_BITS, PLAIN_BITS) and "bits" in kind.__dataclass_fields__:
+        chosen["bits"] = variable
     try:
         compression = kind(error_feedback=error_feedback, **chosen)
     except TypeError as error:
