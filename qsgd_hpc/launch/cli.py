@@ -289,21 +289,28 @@ def _show(options: RunOptions) -> None:
 
 
 # What torchrun's flags are in ``qsgd-hpc run``, for those who type them from habit.
-_MEETING = "leave it out: run decides where the ranks meet"
-_TORCHRUN_REMEDIES = {
+_TORCHRUN = {
     "--nproc-per-node": "-np takes the number of all ranks, and -H h1:2,h2:2 those of each host",
     "--nnodes": "name the hosts with -H h1:2,h2:2, or use `qsgd-hpc submit --nodes`",
     "--node-rank": "start run once, on any host: it starts the ranks of all hosts",
     "--max-restarts": "leave it out: failed ranks are not restarted",
-    "-m": "put python -m MODULE after the options",
-    "--module": "put python -m MODULE after the options",
-    "--standalone": _MEETING,
-    "--master-addr": _MEETING,
-    "--master-port": _MEETING,
-    "--rdzv-backend": _MEETING,
-    "--rdzv-endpoint": _MEETING,
-    "--rdzv-id": _MEETING,
+    "--shutdown-timeout": "set QSGD_RUN_GRACE_S, in seconds",
+    "--numa-binding": "give mpiexec's own options in --binding-args",
+    "--no-python": "write the program in place of the script",
+    "--run-path": "leave it out, and write the script after the options",
+    "-m --module": "put python -m MODULE after the options",
+    "--standalone --master-addr --master-port --local-addr"
+    " --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf": (
+        "leave it out: run decides where the ranks meet"
+    ),
+    "--log-dir --logs-specs --redirects -r --tee -t --local-ranks-filter"
+    " --duplicate-stdout-filters --duplicate-stderr-filters": (
+        "use --output-filename FOLDER for a file of each rank, and --prefix-output for its number"
+    ),
+    "--monitor-interval --role --start-method --event-log-handler --signals-to-handle"
+    " --virtual-local-rank": "leave it out: run does without",
 }
+_TORCHRUN_REMEDIES = {flag: text for flags, text in _TORCHRUN.items() for flag in flags.split()}
 
 
 def _torchrun_remedy(flag: str) -> str | None:

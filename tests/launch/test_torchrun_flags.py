@@ -16,6 +16,15 @@ from qsgd_hpc.errors import UsageError
         (["--nproc-per-node=2"], "-np takes the number of all ranks"),
         (["--standalone"], "leave it out"),
         (["-np", "2", "-m", "package.train"], "python -m MODULE"),
+        (["--rdzv-conf", "timeout=9"], "leave it out: run decides where the ranks meet"),
+        (["--local_addr=node1"], "leave it out: run decides where the ranks meet"),
+        (["--log-dir", "logs"], "--output-filename FOLDER"),
+        (["--redirects", "3"], "--output-filename FOLDER"),
+        (["-t", "3"], "--prefix-output"),
+        (["--monitor_interval", "1"], "leave it out"),
+        (["--role", "trainer"], "leave it out"),
+        (["--start-method", "fork"], "leave it out"),
+        (["--no-python"], "write the program in place of the script"),
     ],
 )
 def test_flags_of_torchrun_are_refused_with_what_to_use_instead(flags: list[str], instead: str):
