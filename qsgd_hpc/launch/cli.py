@@ -23,6 +23,7 @@ from qsgd_hpc.launch.option_types import (
     Bits,
     GroupedCommand,
     GroupedOption,
+    TranslatingCommand,
 )
 from qsgd_hpc.launch.options import RunOptions, chosen_hosts
 from qsgd_hpc.launch.run import run as launch
@@ -43,14 +44,34 @@ def _check_build(ctx: click.Context, param: click.Parameter, value: bool) -> Non
         ctx.exit()
 
 
-class _Run(GroupedCommand):
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if (instead := _torchrun_remedy(error.option_name)) is None:
-                raise
-            raise UsageError(f"{error.option_name} is a flag of torchrun: {instead}") from None
+# What torchrun's flags are in ``qsgd-hpc run``, for those who type them from habit.
+_FOREIGN = {
+    "torchrun": {
+        "--nproc-per-node": "-np takes the number of all ranks, and -H h1:2,h2:2 that of each host",
+        "--nnodes": "name the hosts with -H h1:2,h2:2, or use `qsgd-hpc submit --nodes`",
+        "--node-rank": "start run once, on any host: it starts the ranks of all hosts",
+        "--max-restarts": "leave it out: failed ranks are not restarted",
+        "--shutdown-timeout": "set QSGD_RUN_GRACE_S, in seconds",
+        "--numa-binding": "give mpiexec's own options in --binding-args",
+        "--no-python": "write the program in place of the script",
+        "--run-path": "leave it out, and write the script after the options",
+        "-m --module": "put python -m MODULE after the options",
+        "--standalone --master-addr --master-port --local-addr"
+        " --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf": (
+            "leave it out: run decides where the ranks meet"
+        ),
+        "--log-dir --logs-specs --redirects -r --tee -t --local-ranks-filter"
+        " --duplicate-stdout-filters --duplicate-stderr-filters": (
+            "use --output-filename FOLDER for files of each rank, --prefix-output for its number"
+        ),
+        "--monitor-interval --role --start-method --event-log-handler --signals-to-handle"
+        " --virtual-local-rank": "leave it out: run does without",
+    }
+}
+
+
+class _Run(TranslatingCommand, GroupedCommand):
+    foreign = _FOREIGN
 
 
 @click.command(
@@ -286,36 +307,6 @@ def _show(options: RunOptions) -> None:
     for name, value in command.env.items():
         click.echo(f"export {name}={shlex.quote(value)}")
     click.echo(shlex.join(command.argv))
-
-
-# What torchrun's flags are in ``qsgd-hpc run``, for those who type them from habit.
-_TORCHRUN = {
-    "--nproc-per-node": "-np takes the number of all ranks, and -H h1:2,h2:2 those of each host",
-    "--nnodes": "name the hosts with -H h1:2,h2:2, or use `qsgd-hpc submit --nodes`",
-    "--node-rank": "start run once, on any host: it starts the ranks of all hosts",
-    "--max-restarts": "leave it out: failed ranks are not restarted",
-    "--shutdown-timeout": "set QSGD_RUN_GRACE_S, in seconds",
-    "--numa-binding": "give mpiexec's own options in --binding-args",
-    "--no-python": "write the program in place of the script",
-    "--run-path": "leave it out, and write the script after the options",
-    "-m --module": "put python -m MODULE after the options",
-    "--standalone --master-addr --master-port --local-addr"
-    " --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf": (
-        "leave it out: run decides where the ranks meet"
-    ),
-    "--log-dir --logs-specs --redirects -r --tee -t --local-ranks-filter"
-    " --duplicate-stdout-filters --duplicate-stderr-filters": (
-        "use --output-filename FOLDER for a file of each rank, and --prefix-output for its number"
-    ),
-    "--monitor-interval --role --start-method --event-log-handler --signals-to-handle"
-    " --virtual-local-rank": "leave it out: run does without",
-}
-_TORCHRUN_REMEDIES = {flag: text for flags, text in _TORCHRUN.items() for flag in flags.split()}
-
-
-def _torchrun_remedy(flag: str) -> str | None:
-    """Return what to use in place of a flag of torchrun; None if it has no such flag."""
-    return _TORCHRUN_REMEDIES.get(flag.replace("_", "-"))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from qsgd_hpc.launch.hold_port import held_port
 from qsgd_hpc.launch.options import RunOptions, local_ranks, placement
 from qsgd_hpc.launch.schedulers import NODE_FILES, in_batch_job
 
-__all__ = ["Meeting", "meeting", "remarks", "taken_port", "without_outer_launch"]
+__all__ = ["Meeting", "meeting", "remarks", "starter", "taken_port", "without_outer_launch"]
 
 _RUN_ID = "TORCHELASTIC_RUN_ID"
 _OF_TORCHRUN = re.compile(
@@ -151,14 +151,14 @@ def remarks(options: RunOptions, environ: Mapping[str, str]) -> Iterator[str]:
         )
     if options.network is None and (taken := taken_port(environ)) is not None:
         yield f"{taken}. Unset it, and the run reserves a port"
-    if (starter := _starter(options.command)) and local_ranks(options) > 1:
+    if (program := starter(options.command)) and local_ranks(options) > 1:
         yield (
-            f"{starter} would start processes itself, on each of these ranks. Remove it: "
+            f"{program} would start processes itself, on each of these ranks. Remove it: "
             f"`qsgd-hpc run -np {options.ranks} SCRIPT` sets what torchrun sets"
         )
 
 
-def _starter(command: Sequence[str]) -> str | None:
+def starter(command: Sequence[str]) -> str | None:
     """Return the program of a command that starts ranks itself, such as torchrun."""
     program, *words = [PurePath(word).name for word in command[:3]]
     if program.startswith("python") and words:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import click
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.options import CHOICES_OF_BITS, is_choice_of_bits
 from qsgd_hpc.rules import AUTO_BITS
 
-__all__ = ["BITS_HELP", "WEIGHT_BITS", "WEIGHT_HELP", "Bits", "GroupedCommand", "GroupedOption"]
+__all__ = [
+    "BITS_HELP",
+    "WEIGHT_BITS",
+    "WEIGHT_HELP",
+    "Bits",
+    "GroupedCommand",
+    "GroupedOption",
+    "TranslatingCommand",
+]
 
 WEIGHT_BITS = click.IntRange(2, 8)
 WEIGHT_HELP = "Bits per element of the weights that FSDP2 gathers: 2 to 8. Default: uncompressed."
@@ -51,3 +61,28 @@ class GroupedCommand(click.Command):
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+class TranslatingCommand(click.Command):
+    """A command that refuses flags of other programs with what to use in place of them.
+
+    Attributes:
+        foreign: for each program, its flags, separated by spaces, and the remedy for them.
+    """
+
+    foreign: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if (answer := self._answer(error.option_name)) is None:
+                raise
+            raise UsageError(answer) from None
+
+    def _answer(self, flag: str) -> str | None:
+        for program, remedies in self.foreign.items():
+            for flags, instead in remedies.items():
+                if flag.replace("_", "-") in flags.split():
+                    return f"{flag} is a flag of {program}: {instead}"
+        return None

@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from qsgd_hpc.cli import cli
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.commands.jobs import wait
@@ -408,3 +410,68 @@ def test_an_array_of_one_task_may_be_limited_like_any_other() -> None:
     request = complete(JobRequest(Path("train.py"), array={"lr": ("1",)}, at_once=2))
     assert request.script_args == ("--lr", "1")
     assert choice_faults(request, "local") == []
+
+
+def refused(*words: str) -> str:
+    """Return why ``qsgd-hpc submit WORDS`` is refused."""
+    with pytest.raises(UsageError) as caught:
+        CliRunner().invoke(cli, ["submit", *words], catch_exceptions=False)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["python", "train.py", "--lr", "1"], "leave out 'python', which submit adds"),
+        (["python3.11", "-u", "train.py", "--lr", "1"], "leave out 'python3.11', which"),
+        (["torchrun", "--nproc-per-node", "4", "train.py", "--lr", "1"], "leave out torchrun: "),
+        (
+            ["python", "-m", "torch.distributed.run", "--nnodes=2", "train.py", "--lr", "1"],
+            "leave out torch.distributed.run: submit starts the ranks itself, and --ranks-per-node",
+        ),
+    ],
+)
+def test_a_program_that_starts_the_script_is_to_be_left_out(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = refused("--site", "local", "--nodes", "2", *words)
+    assert text.startswith(said)
+    assert text.endswith("qsgd-hpc submit --nodes 2 train.py --lr 1")
+    Path(words[0]).write_text("#!/bin/sh\n")
+    Path(words[0]).chmod(0o755)  # a script of this name is one
+    done = CliRunner().invoke(cli, ["submit", "--site", "local", "--dry-run", *words])
+    assert done.exit_code == 0, done.output
+
+
+def test_a_module_is_run_by_a_script() -> None:
+    assert "runpy.run_module('package.train'" in refused("-m", "package.train")
+    assert "runpy.run_module('package.train'" in refused("python", "-m", "package.train")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--nproc_per_node", "4"], "--nproc_per_node is a flag of torchrun: use --ranks-per-node"),
+        (["--nnodes=2"], "use --nodes"),
+        (["--rdzv-backend", "c10d"], "leave it out: the job decides where its ranks meet"),
+        (["--time", "30"], "--time is a flag of the scheduler: use --walltime"),
+        (["--qos", "debug"], "use --queue"),
+        (["--partition=gpu"], "use --queue"),
+        (["-q", "debug"], "use --queue"),
+        (["-J", "mine"], "use --name"),
+        (["-N", "2"], "use --nodes"),
+        (["-n", "2"], "-n is a flag of qsgd-hpc run: use --nodes, and --ranks-per-node"),
+        (["-np", "2"], "use --nodes, and --ranks-per-node"),
+    ],
+)
+def test_flags_of_other_programs_are_refused_with_those_of_submit(
+    flags: list[str], said: str
+) -> None:
+    assert said in refused(*flags, "train.py")
+
+
+def test_other_unknown_flags_are_answered_with_similar_ones() -> None:
+    done = CliRunner().invoke(cli, ["submit", "--node", "2", "train.py"])
+    assert done.exit_code == 2
+    assert "--nodes" in done.output

@@ -14,6 +14,7 @@ from rich.console import Console
 from qsgd_hpc.jobs import api
 from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.commands.submit_options import (
+    Submit,
     Walltime,
     as_json_option,
     list_option,
@@ -26,7 +27,7 @@ from qsgd_hpc.launch.options import bits_variables
 __all__ = ["resubmit", "submit"]
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
+@click.command(cls=Submit, context_settings={"allow_interspersed_args": False})
 @submit_options
 @click.argument("script")
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED)

@@ -9,12 +9,53 @@ from typing import Any
 import click
 
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs.request.prepare import RUN_MODULE
 from qsgd_hpc.jobs.words import minutes
-from qsgd_hpc.launch.option_types import BITS_HELP, WEIGHT_BITS, WEIGHT_HELP, Bits
+from qsgd_hpc.launch.option_types import (
+    BITS_HELP,
+    WEIGHT_BITS,
+    WEIGHT_HELP,
+    Bits,
+    TranslatingCommand,
+)
 
-__all__ = ["Walltime", "as_json_option", "list_option", "submit_options"]
+__all__ = ["Submit", "Walltime", "as_json_option", "list_option", "submit_options"]
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+# Flags of other programs, for those who type them from habit.
+_FOREIGN = {
+    "qsgd-hpc run": {
+        "-n -np --num-proc": "use --nodes, and --ranks-per-node for the ranks of each",
+        "-H --hosts --hostfile": "use --nodes; the scheduler selects the hosts",
+    },
+    "torchrun": {
+        "--nproc-per-node": "use --ranks-per-node",
+        "--nnodes": "use --nodes",
+        "--node-rank": "leave it out: the job starts the ranks of all its nodes",
+        "--max-restarts": "use --requeue or --chain",
+        "--module": RUN_MODULE,
+        "--standalone --master-addr --master-port --local-addr"
+        " --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf": (
+            "leave it out: the job decides where its ranks meet"
+        ),
+    },
+    "the scheduler": {
+        "--time -t": "use --walltime",
+        "--qos --partition -q -p": "use --queue",
+        "-N": "use --nodes",
+        "--ntasks-per-node --tasks-per-node": "use --ranks-per-node",
+        "--job-name -J": "use --name",
+        "-A --project": "use --account",
+        "--dependency -d": "use --after",
+        "-l": "use --nodes, --walltime and --filesystems, and --extra for the rest",
+    },
+    "Python": {"-m": RUN_MODULE},
+}
+
+
+class Submit(TranslatingCommand):
+    foreign = _FOREIGN
 
 
 class Walltime(click.ParamType[float]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,9 +23,16 @@ from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.jobs.words import clock, listing
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.keeper import trial
+from qsgd_hpc.launch.meeting import starter
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
-__all__ = ["choice_faults", "complete", "default_stop_before", "prepare"]
+__all__ = ["RUN_MODULE", "choice_faults", "complete", "default_stop_before", "prepare"]
+
+
+RUN_MODULE = (
+    "submit a script that runs the module: "
+    "import runpy; runpy.run_module('package.train', run_name='__main__')"
+)
 
 
 def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
@@ -105,7 +113,7 @@ def _activates(venv: Path) -> bool:
 def _script_fault(script: Path, request: JobRequest) -> str | None:
     try:
         if not script.exists():
-            return f"there is no script '{script}'."
+            return _program_fault(request) or f"there is no script '{script}'."
         if script.is_dir():
             return f"'{script}' is a folder. Use the script in it."
     except (OSError, ValueError) as error:
@@ -118,6 +126,22 @@ def _script_fault(script: Path, request: JobRequest) -> str | None:
             "to name its interpreter."
         )
     return None
+
+
+def _program_fault(request: JobRequest) -> str | None:
+    """Return the remedy for a program that starts scripts in place of the script, else None."""
+    program, words = request.script.name, request.script_args
+    known = starter((program, *words))
+    if known is None and not re.fullmatch(r"python[\d.]*", program):
+        return None
+    if known is None and "-m" in words[:1]:
+        return f"leave out '{program} -m': {RUN_MODULE}."
+    at = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
+    right = f"qsgd-hpc submit --nodes {request.nodes} {shlex.join(words[at:] or ['train.py'])}"
+    if known is None:
+        return f"leave out '{program}', which submit adds (--python selects one): {right}"
+    ranks = "submit starts the ranks itself, and --ranks-per-node sets their number on each node"
+    return f"leave out {known}: {ranks}: {right}"
 
 
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
