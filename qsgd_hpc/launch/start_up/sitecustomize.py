@@ -31,6 +31,7 @@ _OTHER_TRANSPORTS = ("qsgd_hpc._core", "horovod", "mpi4py.MPI", "jax", "tensorfl
 _BITS = os.environ.get("QSGD_BITS", "") not in ("", "32", "auto")
 _WEIGHT_BITS = os.environ.get("QSGD_WEIGHT_BITS", "") != ""
 _RECORDS = os.environ.get("QSGD_RECORDS", "") != "" and "WORLD_SIZE" in os.environ
+_STUDY = "a scaling study"
 _STARTED = os.environ.get("WORLD_SIZE", "1")  # read now, because scripts may overwrite it
 _MANY = _STARTED != "1"
 
@@ -59,6 +60,18 @@ class _ImportHook:
         return spec
 
 
+def _require_package(what: str) -> None:
+    """End this rank if its Python does not have this package, which is found by the launcher's."""
+    from importlib.util import find_spec
+
+    spec = find_spec("qsgd_hpc")
+    if spec is None or spec.origin is None:  # without an origin, it is any folder of this name
+        sys.exit(
+            f"qsgd-hpc: {what} needs qsgd-hpc, which is not installed for {sys.executable}: "
+            f"{sys.executable} -m pip install qsgd-hpc, or start the script by another Python"
+        )
+
+
 def _wrap_ddp(module: Any) -> None:
     """Make every DDP model compress its gradients, or time its steps."""
     import functools
@@ -85,17 +98,18 @@ def _wrap_ddp(module: Any) -> None:
             return join_hook(self, **kwargs)
 
         ddp._pre_forward, ddp.join_hook = beginning, joining
-    if _RECORDS:
-        construct = ddp.__init__
+    construct = ddp.__init__
 
-        @functools.wraps(construct)
-        def made(self: Any, *args: Any, **kwargs: Any) -> None:
-            construct(self, *args, **kwargs)
+    @functools.wraps(construct)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        _require_package(f"--bits {os.environ['QSGD_BITS']}" if _BITS else _STUDY)
+        construct(self, *args, **kwargs)
+        if _RECORDS:
             from qsgd_hpc.torch.ddp.measured import watch
 
             watch(self)
 
-        ddp.__init__ = made
+    ddp.__init__ = made
 
 
 def _collect_scalers(module: Any) -> None:
@@ -122,6 +136,8 @@ def _wrap_shards(module: Any) -> None:
 
     @functools.wraps(shard)
     def sharded(target: Any, *args: Any, **kwargs: Any) -> Any:
+        bits = os.environ.get("QSGD_WEIGHT_BITS")
+        _require_package(f"--weight-bits {bits}" if _WEIGHT_BITS else _STUDY)
         made = shard(target, *args, **kwargs)
         for each in made if isinstance(made, list) else [made]:
             if _RECORDS:
