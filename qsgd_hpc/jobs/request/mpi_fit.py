@@ -25,7 +25,15 @@ from qsgd_hpc.launch.loaded import SHORT_ADDRESSES
 from qsgd_hpc.launch.mpi import Library, find_library
 from qsgd_hpc.launch.remedies import leave_pip_out
 
-__all__ = ["WARNING", "fitted", "library_of", "look"]
+__all__ = [
+    "WARNING",
+    "fitted",
+    "imported",
+    "library_of",
+    "look",
+    "python_at",
+    "python_of",
+]
 
 WARNING = "warning: "  # prefix of remarks that are warnings
 
@@ -36,7 +44,7 @@ def look(request: JobRequest, site: Site) -> Site:
     A request with one rank, a script without ranks, or a program that is not a
     Python that can be inspected here, is not checked.
     """
-    python = _python_of(request, site)
+    python = python_of(request, site)
     if request.ranks < 2 or not request.is_python or python is None:
         return site
     script = (request.workdir or Path.cwd()) / request.script
@@ -49,17 +57,24 @@ def look(request: JobRequest, site: Site) -> Site:
     return fitted(request, site, library, _plugins() if srun else None)
 
 
-def _python_of(request: JobRequest, site: Site) -> str | None:
+def python_of(request: JobRequest, site: Site) -> str | None:
     """Return the path of the job's Python; None if only the job can determine it."""
+    if python := python_at(request, site):
+        return python
+    # The site's setup or a module may change PATH in the job.
+    unknown = request.conda or request.modules or site.setup
+    return None if unknown else shutil.which(request.interpreter(site.python, sys.executable))
+
+
+def python_at(request: JobRequest, site: Site) -> str | None:
+    """Return the path of the job's Python; None if PATH or the name of an environment decides."""
     name = request.interpreter(site.python, sys.executable)
     if Path(name).is_absolute():
         return name
     folder = request.venv or Path(request.conda or "")
     if request.venv or folder.is_absolute():
         return str((request.workdir or Path.cwd()) / folder / "bin" / name)
-    # The site's setup or a module may change PATH in the job.
-    unknown = request.conda or request.modules or site.setup
-    return None if unknown else shutil.which(name)
+    return None
 
 
 def library_of(python: str, variables: Mapping[str, str]) -> Library | None:
@@ -174,7 +189,7 @@ def _may_use_ranks(script: Path) -> bool:
             return True
         if any(map(_imports_unknown, ast.walk(tree))):
             return True
-        for level, name in _imported(tree):
+        for level, name in imported(tree):
             if not level and name.partition(".")[0] in _RANKS | _ANYTHING:
                 return True
             parents = file.parents
@@ -183,7 +198,7 @@ def _may_use_ranks(script: Path) -> bool:
     return False
 
 
-def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield imports as (leading dots, name); for `from a import b` also a.b."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

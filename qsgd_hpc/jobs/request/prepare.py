@@ -17,6 +17,7 @@ from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.request import mpi_fit
 from qsgd_hpc.jobs.request.dependencies import after_faults
+from qsgd_hpc.jobs.request.package_fit import noted, package_faults
 from qsgd_hpc.jobs.request.validate import Facts, fill, request_faults, site_faults
 from qsgd_hpc.jobs.schedulers.slurm_clusters import with_choice
 from qsgd_hpc.jobs.sites.profile import Site
@@ -60,7 +61,9 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
         faults += site_faults(filled, site, facts)
         faults += choice_faults(filled, site.scheduler)
         faults += after_faults(filled.after, site, ask=not dry_run)
-        faults += [] if dry_run else home_faults(registry.jobs_dir(), site.scheduler)
+        if not dry_run:
+            faults += home_faults(registry.jobs_dir(), site.scheduler)
+            faults += package_faults(filled, site)
     faults = request_faults(filled, facts) + list(facts.folder_faults) + faults
     if faults or site is None:
         raise UsageError("\n".join(faults))
@@ -68,7 +71,9 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
     if network is not None and not dry_run:
         trial(network, filled.nodes)
     site = site.at(filled.queue)
-    return filled, mpi_fit.look(filled, site) if sites.serves(site.scheduler) else site
+    if sites.serves(site.scheduler):
+        site = mpi_fit.look(filled, site)
+    return filled, site if dry_run else noted(filled, site)
 
 
 def _facts(request: JobRequest, workdir: Path, site: Site | None, dry_run: bool) -> Facts:
