@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -138,6 +139,14 @@ def prove(kind: str, target: Path, imports: Sequence[str]) -> str:
         check=False,
     )
     if ended.returncode:
-        reason = ended.stderr.strip().splitlines()[-1:]
-        raise UsageError(f"{target} does not load without this package: {''.join(reason)}")
+        lines = ended.stderr.strip().splitlines()
+        # Keras adds the whole configuration of the layer.
+        own = next((re.match(r".*Could not locate class '[^']*'", line) for line in lines
+                    if "Could not locate class" in line), None)  # fmt: skip
+        if own is not None:
+            raise UsageError(
+                f"{target} does not load: {own[0].rpartition(': ')[2]}. Name the modules that "
+                "define your own layers: --import MODULE"
+            )
+        raise UsageError(f"{target} does not load without this package: {''.join(lines[-1:])}")
     return ended.stdout.strip().splitlines()[-1]

@@ -233,3 +233,19 @@ def test_a_failed_export_leaves_the_files_beside_its_target(tmp_path):
     assert isinstance(done.exception, UsageError)
     assert "not a Keras file" in str(done.exception)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_layer_of_the_script_is_answered_with_the_option_that_names_its_module(tmp_path):
+    import keras
+
+    from qsgd_hpc.errors import UsageError
+
+    class Twice(keras.layers.Layer):
+        def call(self, x):
+            return 2 * x
+
+    keras.Sequential([keras.layers.Input((3,)), Twice()]).save(tmp_path / "model.keras")
+    done = export(tmp_path / "model.keras", tmp_path / "out.keras")
+    assert isinstance(done.exception, UsageError)
+    assert "Could not locate class 'Twice'. Name the modules" in str(done.exception)
+    assert str(done.exception).endswith("--import MODULE")
