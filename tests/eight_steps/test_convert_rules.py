@@ -329,6 +329,25 @@ def test_the_batches_to_take_are_divided_among_the_ranks():
     assert "((x, y)).shard(hvd.size(), hvd.rank()).take(len(x) // hvd.size()).repeat()" in after
 
 
+def test_a_data_set_of_two_loops_is_divided_once():
+    source = TF2.replace("8)\n", "8).take(90)\n").replace("data.take(100)", "data")
+    loop = source[source.index("for images") :]
+    after = done(f"{source}{loop}").after
+    assert after.count(".shard(") == 1 and after.count(".take(90 // hvd.size())") == 1
+
+
+def test_a_data_set_of_two_fits_is_divided_once():
+    text = """
+        import tensorflow as tf
+
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+        model.compile(tf.keras.optimizers.Adam(0.1), "mse")
+        model.fit(data, epochs=1)
+        model.fit(data, epochs=2)
+    """
+    assert done(text).after.count(".shard(") == 1
+
+
 def test_a_compiled_step_of_xla_is_pointed_out():
     text = TF2.replace("for images", "@tf.function(jit_compile=True)\ndef step(images").replace(
         "labels in data.take(100):", "labels):"

@@ -77,6 +77,9 @@ def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None
         )
         return
     call = found[0]
+    if call in plan.sharded:
+        return
+    plan.sharded.add(call)
     function = script.function(call)
     callers = [c for c in script.calls if function and script.definition(c) is function]
     given = call.args[0].value
@@ -107,6 +110,7 @@ def takes(plan: Plan, node: cst.BaseExpression) -> None:
                 isinstance(call.func, cst.Attribute)
                 and call.func.attr.value == "take"
                 and call.args
+                and call not in plan.sharded
             ):
                 repeated = any(
                     isinstance(c.func, cst.Attribute) and c.func.attr.value == "repeat"
@@ -114,6 +118,7 @@ def takes(plan: Plan, node: cst.BaseExpression) -> None:
                 )
                 count = call.args[0].value
                 if repeated or script.loops(call) or any(a is call for a in sources(script, node)):
+                    plan.sharded.add(call)
                     plan.replace(count, f"{_simple(script, count)} // hvd.size()")
                     text = "All ranks together take as many batches as one rank did."
                     plan.before(call, *plan.comment(3, text, call))
