@@ -348,6 +348,39 @@ def test_a_data_set_of_two_fits_is_divided_once():
     assert done(text).after.count(".shard(") == 1
 
 
+SPLIT = """
+import tensorflow as tf
+
+tf.random.set_seed(0)
+data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(1000, seed=0)
+train = data.{train}(800).batch(40)
+test = data.{test}(800).batch(40)
+model.compile(tf.keras.optimizers.Adam(0.1), "mse")
+model.fit(train, validation_data=test)
+"""
+
+
+def test_a_data_set_is_split_before_it_is_divided_among_the_ranks():
+    after = done(SPLIT.format(train="take", test="skip")).after
+    part = "train = data.take(800).shard(hvd.size(), hvd.rank()).take(800 // hvd.size()).batch(40)"
+    assert f"{part}\ntest = data.skip(800).batch(40)\n" in after
+    assert after.count(".shard(") == 1
+    assert "tf.random.set_seed(0)" in after  # or the ranks would shuffle and split differently
+
+
+def test_a_shuffle_without_a_seed_before_a_split_is_pointed_out():
+    text = SPLIT.format(train="take", test="skip").replace("tf.random.set_seed(0)", "")
+    assert not any("seed" in note.text for note in done(text).to_decide)
+    made = done(text.replace("1000, seed=0", "1000"))
+    assert any("give this shuffle() a seed" in note.text for note in made.to_decide)
+
+
+def test_a_part_of_unknown_size_is_left_to_the_author():
+    made = done(SPLIT.format(train="skip", test="take"))
+    assert "\ntrain = data.skip(800).batch(40)\n" in made.after
+    assert any("shard this data set after skip()" in note.text for note in made.to_decide)
+
+
 def test_a_compiled_step_of_xla_is_pointed_out():
     text = TF2.replace("for images", "@tf.function(jit_compile=True)\ndef step(images").replace(
         "labels in data.take(100):", "labels):"

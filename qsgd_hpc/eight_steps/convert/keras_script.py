@@ -185,7 +185,7 @@ def _quiet(plan: Plan, call: cst.Call) -> None:
 def reseed(plan: Plan) -> None:
     """Give each rank another seed, for dropout, unless ranks must draw equal numbers."""
     script = plan.script
-    alike = any(
+    alike = plan.alike or any(
         opening.NUMPY.match(script.called(c))
         or re.match(
             r"^tensorflow\.random\.(normal|uniform|shuffle|stateless\w+)$", script.called(c)

@@ -77,6 +77,8 @@ class Plan:
         """Names of arrays that contain only a rank's shard."""
         self.sharded: set[cst.Call] = set()
         """Calls whose data set, or number of batches, is divided among the ranks already."""
+        self.alike = False
+        """Whether ranks must draw equal numbers in training, too: they split shuffled data."""
         self.needs_module_level_init = False
         self.imports: list[str] = []
         """Further imports that edits need."""

@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import name_of_module
+from qsgd_hpc.eight_steps.convert.calls import find, name_of_module
 from qsgd_hpc.eight_steps.convert.loops import sources
 from qsgd_hpc.eight_steps.convert.opening import PIN_BY_ENVIRONMENT
 from qsgd_hpc.eight_steps.convert.plan import Plan
@@ -18,6 +18,7 @@ SOURCE = re.compile(r"^tensorflow\.data\.Dataset\.from_tensor_slices$")
 DATASET = re.compile(r"^(tensorflow\.data\.|tensorflow_datasets\.|keras\.utils\.\w+_dataset_from)")
 CHAINED = re.compile(r"((?:\r\n?|\n)[ \t]*)\.")
 TEXT = "A shard before shuffling and batching, of equal size on all ranks."
+BEHIND = "A shard of this part, which all ranks split off alike, of equal size on all ranks."
 
 
 def chain(node: cst.BaseExpression) -> list[cst.Call]:
@@ -50,15 +51,84 @@ def origins(script: Script, node: cst.BaseExpression, depth: int = 8) -> list[cs
         if SOURCE.match(script.called(calls[-1])):
             found.append(calls[-1])
             continue
-        last = calls[-1]
-        definition = script.definition(last)
-        if isinstance(last.func, cst.Attribute) and dotted(last.func.value) and depth:
-            found += origins(script, last.func.value, depth - 1)
-        elif definition is not None and depth:
-            for inner in script.inside(definition):
-                if isinstance(inner, cst.Return) and inner.value is not None:
-                    found += origins(script, inner.value, depth - 1)
+        if depth:
+            for further in _made_from(script, calls[-1]):
+                found += origins(script, further, depth - 1)
     return list(dict.fromkeys(found))
+
+
+def _made_from(script: Script, first: cst.Call) -> list[cst.BaseExpression]:
+    """Return the data sets to which a chain adds its calls, for the first of these calls."""
+    if isinstance(first.func, cst.Attribute) and dotted(first.func.value):
+        return [first.func.value]
+    definition = script.definition(first)
+    inner = script.inside(definition) if definition is not None else ()
+    return [each.value for each in inner if isinstance(each, cst.Return) and each.value is not None]
+
+
+def _methods(
+    script: Script, node: cst.BaseExpression, depth: int = 8
+) -> list[tuple[str, cst.Call]]:
+    """Return the methods that make a data set and their calls, the last one first."""
+    made = sources(script, node)
+    calls = chain(made[0]) if len(made) == 1 else []
+    found = [(c.func.attr.value, c) for c in calls if isinstance(c.func, cst.Attribute)]
+    further = _made_from(script, calls[-1]) if calls and depth else []
+    return found + (_methods(script, further[0], depth - 1) if len(further) == 1 else [])
+
+
+def _split(script: Script, node: cst.BaseExpression) -> tuple[str, cst.Call] | None:
+    """Return the last take() or skip() that makes a data set of a part of another.
+
+    A take() of batches of a data set that repeats makes no part of it.
+    """
+    methods = _methods(script, node)
+    for index, (name, call) in enumerate(methods):
+        repeats = any(further == "repeat" for further, _ in methods[index:])
+        if name in ("take", "skip") and call.args and not repeats:
+            return name, call
+    return None
+
+
+def _shard_part(plan: Plan, name: str, call: cst.Call) -> None:
+    """Shard what take() returns: a shard of its source would leave too little to others."""
+    script = plan.script
+    if call in plan.sharded:
+        return
+    plan.sharded.add(call)
+    function = script.function(call)
+    callers = [c for c in script.calls if function and script.definition(c) is function]
+    _split_alike(plan, call)
+    if name == "skip" or len(callers) > 1:
+        plan.todo(
+            call,
+            f"shard this data set after {name}(): .shard(hvd.size(), hvd.rank()), of equal size "
+            "on all ranks.",
+        )
+        return
+    plan.before(call, *plan.comment(3, BEHIND, call))
+    _append_shard(plan, call, f"{_simple(script, call.args[0].value)} // hvd.size()")
+
+
+def _split_alike(plan: Plan, call: cst.Call) -> None:
+    """Let all ranks shuffle alike before they split: one's training data may be others' tests."""
+    script = plan.script
+    shuffles = [each for name, each in _methods(script, call) if name == "shuffle"]
+    if not shuffles:
+        return
+    plan.alike = True
+    seeded = any(script.called(c).endswith(("set_random_seed", "set_seed")) for c in script.calls)
+    for each in shuffles:
+        if not seeded and find(each, "seed", 1) is None:
+            plan.todo(each, "give this shuffle() a seed: all ranks must split equally.")
+
+
+def _append_shard(plan: Plan, call: cst.Call, size: str) -> None:
+    """Add a shard of equal size to a call, on separate lines if each call of its chain is."""
+    _, end = plan.span(call)
+    chained = CHAINED.match(plan.script.text, end)
+    break_ = chained.group(1) if chained else ""
+    plan.wrap(call, "", f"{break_}.shard(hvd.size(), hvd.rank()){break_}.take({size})")
 
 
 def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None:
@@ -71,6 +141,10 @@ def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None
     """
     script = plan.script
     found = origins(script, node)
+    split = _split(script, node) if found or is_dataset(script, node) else None
+    if split is not None:
+        _shard_part(plan, *split)
+        return
     if len(found) != 1:
         plan.todo(
             at, "shard this data set, before it is shuffled: ds.shard(hvd.size(), hvd.rank())."
@@ -94,11 +168,7 @@ def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None
         return
     size = f"len({dotted(first)}) // hvd.size()"
     plan.before(call, *plan.comment(3, TEXT, call))
-    # If each call of the chain is on a separate line, so are these.
-    _, end = plan.span(call)
-    chained = CHAINED.match(script.text, end)
-    break_ = chained.group(1) if chained else ""
-    plan.wrap(call, "", f"{break_}.shard(hvd.size(), hvd.rank()){break_}.take({size})")
+    _append_shard(plan, call, size)
 
 
 def takes(plan: Plan, node: cst.BaseExpression) -> None:
