@@ -36,6 +36,12 @@ def test_a_sampler_has_the_length_of_a_ranks_part():
     assert "total = sum(hvd.allgather_object(total)) / hvd.size()" in made.after
 
 
+def test_a_tensor_of_another_type_is_no_number():
+    text = torch_script(after="print(total / len(loader.dataset))")
+    made = done(text.replace("loss.item()", "(y == 1).float().sum()"))
+    assert "total = hvd.allreduce(total, op=hvd.Sum)\n" in made.after
+
+
 def test_a_sum_that_is_not_used_behind_the_loop_stays():
     assert "allgather_object" not in done(torch_script()).after
 

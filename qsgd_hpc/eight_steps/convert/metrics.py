@@ -15,7 +15,7 @@ from qsgd_hpc.eight_steps.reading import Script, dotted
 
 __all__ = ["average_metrics"]
 
-PLAIN = re.compile(r"\.(item|numpy|tolist|size)\(|\b(float|int|len)\(|\.shape\[")
+PLAIN = re.compile(r"\.(item|numpy|tolist|size)\(|(?<![\w.])(float|int|len)\(|\.shape\[")
 METER = re.compile(r"Meter|Metric|Average|Accuracy|(^|[._])Mean$")
 MADE = re.compile(r"(zeros|zeros_like|tensor|constant|Variable|array|as_tensor|full)$")
 
