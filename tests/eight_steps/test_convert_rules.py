@@ -31,6 +31,20 @@ def test_a_sum_divided_by_something_unknown_is_left_to_the_author():
     assert any("total covers only this rank's batches" in note.text for note in made.to_decide)
 
 
+@pytest.mark.parametrize(
+    ("added", "mean"),
+    [
+        ("loss.item() / len(loader)", " / hvd.size()"),
+        ("loss.item() * len(x) / len(data)", ""),
+        ("loss.item() / len(x)", ""),
+        ("loss.item() / accumulation", ""),
+    ],
+)
+def test_a_mean_that_the_loop_adds_up_is_that_of_all_ranks(added, mean):
+    made = done(torch_script(after="print(total)").replace("loss.item()", added))
+    assert f"total = sum(hvd.allgather_object(total)){mean}\n" in made.after
+
+
 def test_a_sampler_has_the_length_of_a_ranks_part():
     made = done(torch_script(after="print(total / len(loader.sampler))"))
     assert "total = sum(hvd.allgather_object(total)) / hvd.size()" in made.after

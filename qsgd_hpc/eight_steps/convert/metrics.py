@@ -139,6 +139,27 @@ def divisors(script: Script, loop: TrainLoop, name: str) -> list[cst.BaseExpress
     return found
 
 
+def inner_divisors(script: Script, loop: TrainLoop, name: str) -> list[cst.BaseExpression]:
+    """Return the divisors of what a loop adds to a name, except those of single batches."""
+    moving = moved(loop)
+    return [
+        node.right
+        for target, added, is_list in additions(script, loop)
+        if target == name and not is_list
+        for node in walk(added)
+        if isinstance(node, cst.BinaryOperation)
+        and isinstance(node.operator, cst.Divide)
+        and not (is_literal(node.right) or names_in(node.right) & moving)
+    ]
+
+
+def moved(loop: TrainLoop) -> set[str]:
+    """Return the names that a loop binds to each of its batches."""
+    if not isinstance(loop.loop, cst.For):
+        return set()
+    return {dotted(n) for n in walk(loop.loop.target)} - {""}
+
+
 def counts(plan: Plan, loop: TrainLoop, node: cst.BaseExpression, known: dict[str, Sum]) -> str:
     """Return what a divisor counts: "batches" of this rank, samples of "all" ranks, or ""."""
     script = plan.script
@@ -146,10 +167,7 @@ def counts(plan: Plan, loop: TrainLoop, node: cst.BaseExpression, known: dict[st
     summed = [known[name] for name in read if name in known]
     if summed:
         return "batches" if all(s.kind == "count" for s in summed) else "all"
-    moving: set[str] = set()
-    if isinstance(loop.loop, cst.For):
-        moving = {dotted(n) for n in walk(loop.loop.target)} - {""}
-    if is_literal(node) or read & moving:
+    if is_literal(node) or read & moved(loop):
         return "batches"
     over = iterable(script, loop.loop)
     own = {dotted(s) for s in (over, *(sources(script, over) if over else ())) if s} - {""}
@@ -188,6 +206,8 @@ def average_metrics(plan: Plan, loop: TrainLoop, complete_too: bool = False) -> 
         if each.kind == "count":
             continue
         kinds = {counts(plan, loop, d, found) for d in divisors(script, loop, each.name)}
+        added = inner_divisors(script, loop, each.name)
+        kinds |= {counts(plan, loop, d, found) for d in added} - {""}
         by = kinds.pop() if len(kinds) == 1 else ("all" if not kinds else "")
         paired = any(
             known in names_in(d) for d in divisors(script, loop, each.name) for known in found
