@@ -516,6 +516,25 @@ with tf.Session() as session:
     assert first < sent < next(i for i, line in enumerate(lines) if line.startswith("for step"))
 
 
+@pytest.mark.parametrize(("added", "mean"), [("value", ""), ("value / batches", " / hvd.size()")])
+def test_what_a_session_returns_is_summed_as_numbers(added, mean):
+    text = f"""
+        import tensorflow.compat.v1 as tf
+
+        train_op = tf.train.AdamOptimizer(0.1).minimize(loss)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            for epoch in range(3):
+                total = 0.0
+                batches = int(x.shape[0] / 50)
+                for i in range(batches):
+                    _, value = session.run([train_op, loss])
+                    total += {added}
+                print("{{:.3f}}".format(total))
+    """
+    assert f"total = sum(hvd.allgather_object(total)){mean}\n" in done(text).after
+
+
 def test_a_script_in_another_encoding_keeps_it_and_what_is_no_text_is_refused():
     text = "# -*- coding: latin-1 -*-\n# Größe" + torch_script()
     made = convert(text.encode("latin-1"))

@@ -49,8 +49,14 @@ def additions(script: Script, loop: TrainLoop) -> Iterator[tuple[str, cst.BaseEx
             yield dotted(node.func.value), node.args[0].value, True
 
 
-def sums(plan: Plan, loop: TrainLoop) -> tuple[Sum, ...]:
-    """Return the sums of a loop that start at their initial value and are used after the loop."""
+def sums(plan: Plan, loop: TrainLoop, numbers: bool = False) -> tuple[Sum, ...]:
+    """Return the sums of a loop that start at their initial value and are used after the loop.
+
+    Args:
+        plan: the plan of the script.
+        loop: the loop.
+        numbers: whether the script computes with numbers only, as those that a session returns.
+    """
     script = plan.script
     found: dict[str, Sum] = {}
     for name, added, is_list in additions(script, loop):
@@ -61,6 +67,8 @@ def sums(plan: Plan, loop: TrainLoop) -> tuple[Sum, ...]:
             kind = "list"
         elif is_literal(added):
             kind = "count"
+        elif numbers:
+            kind = "number"
         elif isinstance(start, cst.Call) and MADE.search(script.called(start)):
             kind = "tensor"
         else:
@@ -170,6 +178,8 @@ def counts(plan: Plan, loop: TrainLoop, node: cst.BaseExpression, known: dict[st
     if is_literal(node) or read & moved(loop):
         return "batches"
     over = iterable(script, loop.loop)
+    if over is not None and script.code(over) == f"range({script.code(node)})":
+        return "batches"
     own = {dotted(s) for s in (over, *(sources(script, over) if over else ())) if s} - {""}
     for part in walk(node):
         if isinstance(part, cst.Call) and script.called(part) == "len":
@@ -190,16 +200,19 @@ def counts(plan: Plan, loop: TrainLoop, node: cst.BaseExpression, known: dict[st
     )
 
 
-def average_metrics(plan: Plan, loop: TrainLoop, complete_too: bool = False) -> None:
+def average_metrics(
+    plan: Plan, loop: TrainLoop, complete_too: bool = False, *, numbers: bool = False
+) -> None:
     """Sum the sums of a loop over the ranks, immediately after the loop.
 
     Args:
         plan: the plan to extend.
         loop: a loop over a rank's own batches.
         complete_too: whether the same loop also iterates over data that every rank has completely.
+        numbers: whether the script computes with numbers only.
     """
     script = plan.script
-    found = {each.name: each for each in sums(plan, loop)}
+    found = {each.name: each for each in sums(plan, loop, numbers)}
     partial = list(meters(script, loop))
     lines = []
     for each in found.values():

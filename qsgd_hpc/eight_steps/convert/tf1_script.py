@@ -48,7 +48,7 @@ def convert_tf1(plan: Plan) -> None:
         plan.wrap(call, "hvd.DistributedOptimizer(", ")")
     pinned = _open_sessions(plan)
     for loop in loops:
-        average_metrics(plan, loop)
+        average_metrics(plan, loop, numbers=True)  # run() returns arrays of NumPy
     opening.numpy_seeds(plan)
     guard_outputs(plan, reaching(script, [*runs, *optimizers]), opening.import_line(script))
     pin = ["# Each session does so, by its config."] if pinned else ["# To do: see the sessions."]
