@@ -177,6 +177,22 @@ def test_a_loader_with_its_own_sampler_is_left_to_the_author():
     assert any("sampler of its own" in note.text for note in made.to_decide)
 
 
+def test_a_loader_left_to_the_author_sets_the_epoch_only_if_it_can():
+    made = done(torch_script().replace("shuffle=True", "shuffle=True, **options"))
+    assert any("shard this loader" in note.text for note in made.to_decide)
+    assert 'if hasattr(getattr(loader, "sampler", None), "set_epoch"):' in made.after
+
+
+def test_a_sampler_that_is_none_is_replaced():
+    """As in PyTorch's example of ImageNet."""
+    loader = "shuffle=(mine is None), sampler=mine)"
+    text = (
+        torch_script().replace("loader =", "mine = None\nloader =").replace("shuffle=True)", loader)
+    )
+    after = done(text).after
+    assert "shuffle=train_sampler is None and (mine is None), sampler=train_sampler)" in after
+
+
 def test_lines_inside_of_a_string_are_not_indented_with_what_prints_it():
     made = done(torch_script(after='print("""one\ntwo""")'))
     assert 'print("""one\n    two""")' in made.after or 'print("""one\ntwo""")' in made.after

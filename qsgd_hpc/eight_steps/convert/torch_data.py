@@ -78,7 +78,8 @@ def shard_loaders(plan: Plan, loaders: Loaders) -> None:
 
 
 def _reason_against(script: Script, call: cst.Call) -> str:
-    if find(call, "batch_sampler") or find(call, "sampler", 3):
+    own = find(call, "sampler", 3)
+    if find(call, "batch_sampler") or (own and dotted(script.value(own.value)) != "None"):
         return "it has a sampler of its own"
     if any(arg.star for arg in call.args) and (not options_of(call) or find(call, "shuffle", 2)):
         return "its arguments are not written here"
@@ -127,11 +128,20 @@ def _shard(plan: Plan, call: cst.Call) -> None:
     ]
     plan.before(call, *lines)
     if order is None or shuffle == "False":
-        plan.add_argument(call, f"sampler={sampler}")
+        _give_sampler(plan, call, sampler)
     else:
         alone = f"{sampler} is None"
         plan.replace(order.value, alone if shuffle == "True" else f"{alone} and {shuffle}")
+        _give_sampler(plan, call, sampler)
+
+
+def _give_sampler(plan: Plan, call: cst.Call, sampler: str) -> None:
+    """Pass a sampler to a loader, in the place of the None that it may have."""
+    given = find(call, "sampler", 3)
+    if given is None:
         plan.add_argument(call, f"sampler={sampler}")
+    else:
+        plan.replace(given.value, sampler)
 
 
 def _fresh(script: Script, stem: str) -> str:
@@ -177,7 +187,8 @@ def set_epochs(plan: Plan, loaders: Loaders) -> None:
         loader = dotted(over)
         epoch = _epoch(script, loop) or f"{loader}.sampler.epoch + 1"
         test = "hvd.size() > 1"
-        if unseen or len(shuffled) < len(calls):  # the loader may be one for testing
+        refused = any(_reason_against(script, c) for c in shuffled)  # and has no such sampler yet
+        if unseen or refused or len(shuffled) < len(calls):  # the loader may be one for testing
             test = f'hasattr(getattr({loader}, "sampler", None), "set_epoch")'
         plan.before(
             loop.loop,
