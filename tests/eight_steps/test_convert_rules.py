@@ -345,6 +345,43 @@ def test_slices_of_a_split_order_take_their_share():
     assert not made.to_decide
 
 
+SLICES = """
+import torch
+
+x = torch.rand(1000, 3)
+{size}
+y = x.sum(1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    total = 0.0
+    for i in range(0, n, 10):
+        loss = loss_of(x[i : i + 10], y[i : i + 10])
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    print(total / (n // 10))
+{after}
+"""
+
+
+@pytest.mark.parametrize("size", ["n = x.shape[0]", "n = len(x)", "n = int(0.8 * x.size(0))"])
+def test_a_number_of_samples_is_that_of_a_ranks_part(size):
+    made = done(SLICES.format(size=size, after=""))
+    assert f"x, y = x[shard], y[shard]\n{size}\n" in made.after
+    assert "total = sum(hvd.allgather_object(total)) / hvd.size()\n" in made.after
+    assert not made.to_decide
+
+
+def test_a_number_of_samples_that_may_be_another_is_left_to_the_author():
+    made = done(SLICES.format(size="n = 10\nif all_of_them:\n    n = len(x)", after=""))
+    assert any("n must be computed from this rank's part" in note.text for note in made.to_decide)
+
+
+def test_a_divisor_of_which_only_itself_is_known_is_left_to_the_author():
+    text = torch_script("from settings import *\nn = n // 2 + n // 3", "print(total / n)")
+    assert any("total covers only" in note.text for note in done(text).to_decide)
+
+
 TF2 = """
 import tensorflow as tf
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import names_in, position_of
+from qsgd_hpc.eight_steps.convert.calls import names_in, position_of, walk
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, extent, subscripted
 from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.reading import Script, dotted
 
 __all__ = ["SHARD", "shard_arrays", "slice_of"]
 
 SHARD = "Rank r trains on samples r, r + size, r + 2 size, ...; all ranks have the same number."
+SIZE = re.compile(r"(^|\.)(len|int|max|min|round|ceil|floor|size|randperm|permutation|arange)$")
 
 
 def slice_of(name: str) -> str:
@@ -42,6 +45,7 @@ def shard_arrays(plan: Plan, loop: TrainLoop) -> bool:
         *plan.comment(3, SHARD, place),
         f"shard = {slice_of(names[0])}",
         f"{', '.join(names)} = {', '.join(f'{name}[shard]' for name in names)}",
+        *_sizes(plan, loop, names, place),
     ]
     if inside:
         plan.before(place, *lines)
@@ -49,6 +53,54 @@ def shard_arrays(plan: Plan, loop: TrainLoop) -> bool:
         plan.after(place, *lines)
     plan.arrays |= set(names)
     return True
+
+
+def _sizes(
+    plan: Plan, loop: TrainLoop, names: Sequence[str], place: cst.BaseStatement
+) -> list[str]:
+    """Return the lines that compute again the sizes of arrays which a loop reads.
+
+    Args:
+        plan: the plan to extend by a TODO for each that cannot be computed again.
+        loop: the loop.
+        names: the arrays.
+        place: the statement after which they are sharded.
+    """
+    script = plan.script
+    scope = script.scope(place)
+    stale = [
+        b
+        for b in script.assignments
+        if script.scope(b.at) is scope
+        and script.end(b.at) <= script.end(place)
+        and b.name not in names
+        and b.value is not None
+        and _is_size(script, b.value, names)
+    ]
+    needed = {dotted(n) for n in walk(loop.epochs or loop.loop) if isinstance(n, cst.Name)}
+    lines: list[str] = []
+    for b in reversed(stale):
+        if b.name not in needed or b.value is None:
+            continue
+        needed |= names_in(b.value)
+        if len(script.bindings[scope, b.name]) > 1 or script.branches(b.at) or script.loops(b.at):
+            plan.todo(b.at, f"{b.name} must be computed from this rank's part of {names[0]}.")
+        else:
+            lines.insert(0, f"{b.name} = {script.code(b.value)}")
+    return lines
+
+
+def _is_size(script: Script, node: cst.BaseExpression, names: Sequence[str]) -> bool:
+    """Return whether a value depends on the lengths of arrays and on nothing else in them."""
+    inner = [n for n in walk(node) if isinstance(n, cst.Call)]
+    array = "|".join(map(re.escape, names))
+    sizes = rf"\blen\(({array})\)|\b({array})\.(shape\[0\]|size\(0\))"
+    text = script.code(node)
+    return (
+        bool(re.search(sizes, text))
+        and not names_in(cst.parse_expression(re.sub(sizes, "0", text))) & set(names)
+        and all(SIZE.search(script.called(call)) for call in inner)
+    )
 
 
 def _place(

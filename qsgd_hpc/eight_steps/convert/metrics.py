@@ -11,7 +11,7 @@ import libcst as cst
 from qsgd_hpc.eight_steps.convert.calls import inside, is_literal, names_in, walk
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, sources
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import Script, dotted
+from qsgd_hpc.eight_steps.reading import DEPTH, Script, dotted
 
 __all__ = ["average_metrics"]
 
@@ -168,7 +168,9 @@ def moved(loop: TrainLoop) -> set[str]:
     return {dotted(n) for n in walk(loop.loop.target)} - {""}
 
 
-def counts(plan: Plan, loop: TrainLoop, node: cst.BaseExpression, known: dict[str, Sum]) -> str:
+def counts(
+    plan: Plan, loop: TrainLoop, node: cst.BaseExpression, known: dict[str, Sum], depth: int = DEPTH
+) -> str:
     """Return what a divisor counts: "batches" of this rank, samples of "all" ranks, or ""."""
     script = plan.script
     read = names_in(node)
@@ -193,11 +195,13 @@ def counts(plan: Plan, loop: TrainLoop, node: cst.BaseExpression, known: dict[st
         if isinstance(part, cst.Attribute) and part.attr.value in ("shape", "size"):
             return "batches" if dotted(part.value) in plan.arrays else "all"
     made = script.value(node)
-    return (
-        counts(plan, loop, made, known)
-        if made is not node and isinstance(made, cst.BaseExpression)
-        else ""
-    )
+    if made is not node and isinstance(made, cst.BaseExpression) and depth:
+        return counts(plan, loop, made, known, depth - 1)
+    if dotted(node) or not depth:
+        return ""
+    parts = [n for n in walk(node) if isinstance(n, cst.Name) and not is_literal(script.value(n))]
+    kinds = {counts(plan, loop, part, known, depth - 1) for part in parts}
+    return kinds.pop() if len(kinds) == 1 else ""
 
 
 def average_metrics(
