@@ -312,3 +312,17 @@ while True:
         break
 """
     assert "QH802" not in rules(text)
+
+
+@pytest.mark.parametrize(
+    ("opened", "found"),
+    [
+        ("h5py.File('a', 'w')", True),
+        ("h5py.File(f'a{hvd.rank()}', 'w')", False),
+        ("h5py.File('a', 'w', driver='mpio')", False),
+        ("h5py.File('a', 'r')", False),
+    ],
+)
+def test_a_file_of_arrays_is_written_by_one_rank(opened, found):
+    text = f"hvd.init()\nimport h5py\nout = {opened}\n" + OTHERS.format(made="wrapped(head)")
+    assert ("QH701" in rules(text)) == found

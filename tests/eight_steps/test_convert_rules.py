@@ -632,6 +632,18 @@ def test_a_loop_that_draws_batches_itself_is_told_to_set_the_epoch():
         ),
         ("f = open('a', 'w')", "f = open('a' if hvd.rank() == 0 else os.devnull, 'w')"),
         (
+            "f = h5py.File('a', 'w')",
+            "f = h5py.File('a' if hvd.rank() == 0 else tempfile.mkdtemp() + \"/other\", 'w')",
+        ),
+        (
+            "with h5py.File('a', 'w') as f:\n    f['x'] = 1\n    f.attrs['y'] = 2",
+            "if hvd.rank() == 0:\n    with h5py.File('a', 'w') as f:\n        f['x'] = 1\n",
+        ),
+        (
+            "d = netCDF4.Dataset('a', mode='r')\ne = h5py.File('b', 'w', driver='mpio')",
+            "d = netCDF4.Dataset('a', mode='r')\ne = h5py.File('b', 'w', driver='mpio')\n",
+        ),
+        (
             "logging.basicConfig(filename='a')",
             "logging.basicConfig(filename='a' if hvd.rank() == 0 else os.devnull)",
         ),
@@ -652,7 +664,7 @@ def test_a_loop_that_draws_batches_itself_is_told_to_set_the_epoch():
     ],
 )
 def test_what_keeps_a_state_is_on_every_rank_and_its_effect_on_one(setup, expected):
-    imports = "import comet_ml, logging, mlflow, neptune, wandb\n"
+    imports = "import comet_ml, h5py, netCDF4, logging, mlflow, neptune, wandb\n"
     imports += "from torch.utils.tensorboard import SummaryWriter\n"
     made = convert(imports + torch_script(setup))
     assert expected in made.after
@@ -664,10 +676,16 @@ def test_what_keeps_a_state_is_on_every_rank_and_its_effect_on_one(setup, expect
 
 
 @pytest.mark.parametrize(
-    "setup", ["wandb.init(**options)", "wandb.agent(sweep, main)", "f = open('a', 'w+')"]
+    "setup",
+    [
+        "wandb.init(**options)",
+        "wandb.agent(sweep, main)",
+        "f = open('a', 'w+')",
+        "f = h5py.File('a', 'a')",
+    ],
 )
 def test_a_state_that_cannot_be_kept_apart_is_left_to_the_author(setup):
-    assert convert("import wandb\n" + torch_script(setup)).to_decide
+    assert convert("import h5py, wandb\n" + torch_script(setup)).to_decide
 
 
 def test_calls_of_a_tracker_that_another_module_opens_are_rank_0s():

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import find, walk
+from qsgd_hpc.eight_steps.convert.calls import find, names_in, walk
 from qsgd_hpc.eight_steps.convert.plan import Edit, Plan
 from qsgd_hpc.eight_steps.convert.records import RUNS, looks, muted, nowhere, opens, record_once
 from qsgd_hpc.eight_steps.reading import Script, dotted
@@ -26,7 +26,7 @@ SAVES = re.compile(
 )
 METHODS = re.compile(
     r"^(save|save_weights|save_model|save_pretrained|export|summary|savefig|to_csv|to_json"
-    r"|to_parquet|to_pickle|write_text|write_bytes|unlink|add_(scalars?|images?|histogram|graph"
+    r"|to_parquet|to_pickle|to_hdf|to_netcdf|to_zarr|to_feather|to_excel|write_text|write_bytes|unlink|add_(scalars?|images?|histogram|graph"
     r"|text|hparams|figure|embedding|pr_curve|summary))$"
 )
 WRITERS = re.compile(
@@ -74,10 +74,21 @@ def only_writes(script: Script, statement: cst.With) -> bool:
         cst.Return,
     )
     inner = [*walk(statement.body)]
+    opened = {dotted(item.asname.name) for item in statement.items if item.asname is not None}
+    opened -= {""}
     return not any(
-        isinstance(n, works) or (isinstance(n, cst.Call) and script.definition(n) is not None)
+        (isinstance(n, works) and not stores(n, opened))
+        or (isinstance(n, cst.Call) and script.definition(n) is not None)
         for n in inner
     )
+
+
+def stores(node: cst.CSTNode, files: set[str]) -> bool:
+    """Return whether a node is an assignment to a part of a file: `file["x"] = ...`."""
+    if not isinstance(node, cst.Assign):
+        return False
+    targets = [each.target for each in node.targets]
+    return all(isinstance(t, cst.Subscript) and names_in(t.value) & files for t in targets)
 
 
 def outputs(script: Script, statement: cst.CSTNode) -> tuple[cst.Call, ...]:

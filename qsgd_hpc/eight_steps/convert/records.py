@@ -57,6 +57,8 @@ WRITERS = (
     Choice(re.compile(r"^logging\.basicConfig$"), "filename", -1, NOWHERE),
 )
 FILES = Choice(re.compile(r"^((gzip|io|bz2|lzma|codecs)\.)?open$"), "file", 0, NOWHERE)
+ARRAYS = re.compile(r"^(h5py\.File|netCDF4\.Dataset|zarr\.open\w*|tables\.open_file)$")
+ELSEWHERE = f'{TEMPORARY} + "/other"'  # these libraries cannot write to the null device
 RUNS = re.compile(r"^mlflow\.(start_run|end_run|set_experiment|create_experiment|active_run)$")
 
 
@@ -70,10 +72,13 @@ def muted(script: Script) -> frozenset[str]:
 
 def opens(script: Script, call: cst.CSTNode) -> bool:
     """Return whether a call opens a file for writing."""
-    if not isinstance(call, cst.Call) or not FILES.called.match(script.called(call)):
+    if not isinstance(call, cst.Call):
         return False
-    mode = argument_node(call, "mode", 1)
-    return isinstance(mode, cst.SimpleString) and any(c in mode.raw_value for c in "wax")
+    name, mode = script.called(call), argument_node(call, "mode", 1)
+    writing = "wax" if FILES.called.match(name) else "wax+" if ARRAYS.match(name) else ""
+    together = find(call, "driver") or find(call, "parallel")  # all ranks write one file by MPI
+    text = mode.raw_value if isinstance(mode, cst.SimpleString) else ""
+    return not together and any(c in text for c in writing)
 
 
 def record_once(plan: Plan) -> None:
@@ -106,10 +111,14 @@ def looks(script: Script, call: cst.Call) -> bool:
 
 
 def nowhere(plan: Plan, call: cst.Call) -> None:
-    """Let the other ranks write to the null device."""
+    """Let the other ranks write to the null device, or to a temporary file of arrays."""
     mode = argument_node(call, "mode", 1)
-    if isinstance(mode, cst.SimpleString) and set("x+") & set(mode.raw_value):
+    arrays = ARRAYS.match(plan.script.called(call))
+    if isinstance(mode, cst.SimpleString) and set("a+" if arrays else "x+") & set(mode.raw_value):
         plan.todo(call, "every rank opens this file for writing: let only rank 0 do so.")
+    elif arrays:
+        named = call.args[0].keyword.value if call.args[0].keyword is not None else ""
+        _choose(plan, call, Choice(ARRAYS, named, 0, ELSEWHERE))
     else:
         _choose(plan, call, FILES)
 
