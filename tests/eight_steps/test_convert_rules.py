@@ -377,6 +377,15 @@ def test_a_number_of_samples_that_may_be_another_is_left_to_the_author():
     assert any("n must be computed from this rank's part" in note.text for note in made.to_decide)
 
 
+def test_arrays_that_are_read_behind_the_loop_are_pointed_out():
+    after = "print(len(x), x.shape)\nsave('x.npy', x, y)"
+    made = done(SLICES.format(size="n = len(x)", after=after))
+    assert [note.text for note in made.to_decide] == [
+        "here and below, only this rank's part of x, y is left."
+    ]
+    assert not done(SLICES.format(size="n = len(x)", after="x = 1\nprint(x)")).to_decide
+
+
 def test_a_divisor_of_which_only_itself_is_known_is_left_to_the_author():
     text = torch_script("from settings import *\nn = n // 2 + n // 3", "print(total / n)")
     assert any("total covers only" in note.text for note in done(text).to_decide)

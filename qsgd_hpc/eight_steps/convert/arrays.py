@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import names_in, position_of, walk
-from qsgd_hpc.eight_steps.convert.loops import TrainLoop, extent, subscripted
+from qsgd_hpc.eight_steps.convert.calls import inside, names_in, position_of, walk
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, extent, subscripted, training
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted
 
-__all__ = ["SHARD", "shard_arrays", "slice_of"]
+__all__ = ["SHARD", "point_out_parts", "shard_arrays", "slice_of"]
 
 SHARD = "Rank r trains on samples r, r + size, r + 2 size, ...; all ranks have the same number."
 SIZE = re.compile(r"(^|\.)(len|int|max|min|round|ceil|floor|size|randperm|permutation|arange)$")
@@ -52,7 +52,44 @@ def shard_arrays(plan: Plan, loop: TrainLoop) -> bool:
     else:
         plan.after(place, *lines)
     plan.arrays |= set(names)
+    plan.parts |= {(script.scope(place), name) for name in names}
     return True
+
+
+def point_out_parts(plan: Plan, loops: Sequence[TrainLoop]) -> None:
+    """Add a TODO where a script first reads arrays behind its training: each rank has a part."""
+    script = plan.script
+    trained = training(script, loops)
+    first: dict[tuple[cst.CSTNode, str], cst.CSTNode] = {}
+    for node in script.nodes:
+        if not isinstance(node, cst.Name) or (script.scope(node), node.value) not in plan.parts:
+            continue
+        beside = [each for each in trained if script.scope(each) is script.scope(node)]
+        begin = min((script.end(each) for each in beside), default=script.end(node))
+        bound = script.binding(node)
+        if (
+            script.start(node) >= begin
+            and not any(inside(script, node, each) for each in beside)
+            and bound is not None
+            and script.end(bound.at) <= begin
+            and _is_read(script, node)
+        ):
+            first.setdefault((script.scope(node), node.value), plan.anchor(node))
+    for statement in dict.fromkeys(first.values()):
+        names = ", ".join(name for (_, name), each in first.items() if each is statement)
+        plan.todo(statement, f"here and below, only this rank's part of {names} is left.")
+
+
+def _is_read(script: Script, node: cst.Name) -> bool:
+    """Return whether the samples of an array are read here, not only its shape."""
+    parent = script.parents.get(node)
+    if isinstance(parent, cst.Attribute):
+        return parent.value is node and parent.attr.value not in ("shape", "dtype", "ndim", "size")
+    if isinstance(parent, cst.Arg):
+        around = script.parents.get(parent)
+        sized = isinstance(around, cst.Call) and script.called(around) == "len"
+        return parent.value is node and not sized
+    return not isinstance(parent, cst.AssignTarget | cst.Param | cst.Del)
 
 
 def _sizes(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening
-from qsgd_hpc.eight_steps.convert.arrays import shard_arrays
+from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.calls import argument_node, name_of_module, target_of, walk
 from qsgd_hpc.eight_steps.convert.loops import reaching, train_loops
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
@@ -42,6 +42,7 @@ def convert_jax(plan: Plan) -> None:
     for loop in loops:
         if not shard_arrays(plan, loop):
             plan.todo(loop.loop, "shard the data: a rank's part of it, of equal size on all ranks.")
+    point_out_parts(plan, loops)
     made = _optimizers(script)
     steps = steps_of(script, loops, ())
     for call in made:

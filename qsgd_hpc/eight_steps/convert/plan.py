@@ -75,6 +75,8 @@ class Plan:
         self.notes: list[Note] = []
         self.arrays: set[str] = set()
         """Names of arrays that contain only a rank's shard."""
+        self.parts: set[tuple[cst.CSTNode, str]] = set()
+        """The scope and the name of each of them."""
         self.sharded: set[cst.Call] = set()
         """Calls whose data set, or number of batches, is divided among the ranks already."""
         self.alike = False

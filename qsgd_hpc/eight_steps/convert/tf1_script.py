@@ -7,7 +7,7 @@ import re
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening
-from qsgd_hpc.eight_steps.convert.arrays import shard_arrays
+from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.calls import argument_node, find, last_with_call, names_in
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, reaching, sources, train_loops
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
@@ -36,6 +36,7 @@ def convert_tf1(plan: Plan) -> None:
         )
     for loop in loops:
         _data(plan, loop)
+    point_out_parts(plan, loops)
     for call in optimizers:
         rate = argument_node(call, "learning_rate", 0)
         if rate is not None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, tf_data
-from qsgd_hpc.eight_steps.convert.arrays import shard_arrays
+from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.calls import argument_node, inside, name_of_module, position_of
 from qsgd_hpc.eight_steps.convert.downloads import download_once
 from qsgd_hpc.eight_steps.convert.keras_optimizer import is_optimizer, scale_optimizer
@@ -40,6 +40,7 @@ def convert_tf2(plan: Plan) -> None:
         )
     for loop in loops:
         _data(plan, loop)
+    point_out_parts(plan, loops)
     optimizers = [call for call in script.calls if is_optimizer(script, call)]
     steps = _steps(plan, loops)
     for call in optimizers:

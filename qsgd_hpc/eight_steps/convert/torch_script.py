@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, torch_data
-from qsgd_hpc.eight_steps.convert.arrays import shard_arrays
+from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.calls import body_of, find, inside, position_of, walk
 from qsgd_hpc.eight_steps.convert.downloads import download_once, wait_behind
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, reaching, train_loops, training
@@ -44,6 +44,7 @@ def convert_torch(plan: Plan) -> None:
     for loop in loops:
         if not loaders.train and not shard_arrays(plan, loop):
             plan.todo(loop.loop, "shard the data: a rank's part of it, of equal size on all ranks.")
+    point_out_parts(plan, loops)
     torch_data.set_epochs(plan, loaders)
     torch = opening.torch_name(script) or "torch"
     names = loaders.names(script)
