@@ -463,6 +463,23 @@ def test_a_part_of_unknown_size_is_left_to_the_author():
     assert any("shard this data set after skip()" in note.text for note in made.to_decide)
 
 
+@pytest.mark.parametrize(
+    ("drawn", "remedy"),
+    [("flow(x, y, batch_size=8)", "x[shard]"), ("flow_from_directory('a')", "other files")],
+)
+def test_what_an_iterator_of_keras_draws_from_is_divided(drawn, remedy):
+    text = f"""
+        import keras
+
+        augment = keras.preprocessing.image.ImageDataGenerator(rotation_range=9)
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+        model.fit(augment.{drawn}, epochs=2)
+    """
+    notes = [note.text for note in done(text).to_decide]
+    assert any(remedy in note for note in notes)
+    assert not any(".shard(" in note for note in notes)
+
+
 def test_a_compiled_step_of_xla_is_pointed_out():
     text = TF2.replace("for images", "@tf.function(jit_compile=True)\ndef step(images").replace(
         "labels in data.take(100):", "labels):"

@@ -6,6 +6,7 @@ import re
 
 import libcst as cst
 
+from qsgd_hpc.eight_steps.convert.arrays import slice_of
 from qsgd_hpc.eight_steps.convert.calls import find, name_of_module
 from qsgd_hpc.eight_steps.convert.loops import sources
 from qsgd_hpc.eight_steps.convert.opening import PIN_BY_ENVIRONMENT
@@ -145,6 +146,10 @@ def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None
     if split is not None:
         _shard_part(plan, *split)
         return
+    drawn = _iterator(script, node)
+    if drawn:
+        plan.todo(at, drawn)
+        return
     if len(found) != 1:
         plan.todo(
             at, "shard this data set, before it is shuffled: ds.shard(hvd.size(), hvd.rank())."
@@ -169,6 +174,17 @@ def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None
     size = f"len({dotted(first)}) // hvd.size()"
     plan.before(call, *plan.comment(3, TEXT, call))
     _append_shard(plan, call, size)
+
+
+def _iterator(script: Script, node: cst.BaseExpression) -> str:
+    """Return how to shard what an iterator of Keras draws from, "" for other data sets."""
+    for each in sources(script, node):
+        name = script.called(each) if isinstance(each, cst.Call) else ""
+        if name.endswith(".flow"):
+            return f"give flow() a rank's part, x[shard] and y[shard]: shard = {slice_of('x')}."
+        if ".flow_from_" in name:
+            return "give each rank other files, as many as the other ranks: this has no shard()."
+    return ""
 
 
 def takes(plan: Plan, node: cst.BaseExpression) -> None:
