@@ -218,3 +218,14 @@ def test_a_loop_beside_fit_is_left_to_the_author(optimizer, left):
     loop = f"for x in data:\n    {optimizer}.apply_gradients(pairs_of(x))\n"
     made = done(KERAS.format(arguments="o") + loop)
     assert any("of its loop" in note.text for note in made.to_decide) == left
+
+
+def test_the_running_averages_of_every_model_of_a_loop_are_rank_0s():
+    setup = """
+        norm = torch.nn.BatchNorm2d(8)
+        critic = make_critic()
+        other = torch.optim.SGD(critic.parameters(), lr=0.1)
+    """
+    after = done(torch_script(setup, clip="critic(x)\n        other.step()\n        ")).after
+    for model in ("model", "critic"):
+        assert f"hvd.broadcast_parameters(dict({model}.named_buffers()), root_rank=0)\n" in after

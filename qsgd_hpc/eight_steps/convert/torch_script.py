@@ -200,15 +200,18 @@ def _share_running_averages(plan: Plan, loops: Sequence[TrainLoop]) -> None:
     names = [name for call in optimizers(script) for name in models(script, call)[0]]
     for loop in loops:
         used = {dotted(n) for n in walk(loop.loop) if isinstance(n, cst.Name | cst.Attribute)}
-        model = next((name for name in names if name in used), "")
-        if not model:
+        found = list(dict.fromkeys(name for name in names if name in used))
+        if not found:
             plan.todo(loop.loop, "broadcast the buffers of batch normalisation after each epoch.")
             continue
         text = "Batch normalisation has seen a rank's own samples; test with rank 0's averages."
         plan.after(
             loop.loop,
             *plan.comment(6, text, loop.loop),
-            f"hvd.broadcast_parameters(dict({model}.named_buffers()), root_rank=0)",
+            *(
+                f"hvd.broadcast_parameters(dict({model}.named_buffers()), root_rank=0)"
+                for model in found
+            ),
         )
 
 
