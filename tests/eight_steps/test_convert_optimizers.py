@@ -229,3 +229,25 @@ def test_the_running_averages_of_every_model_of_a_loop_are_rank_0s():
     after = done(torch_script(setup, clip="critic(x)\n        other.step()\n        ")).after
     for model in ("model", "critic"):
         assert f"hvd.broadcast_parameters(dict({model}.named_buffers()), root_rank=0)\n" in after
+
+
+@pytest.mark.parametrize(
+    ("count", "divided"), [("100", True), ("steps", True), ("3 * batches", False)]
+)
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        ("torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, {})", "T_max"),
+        (
+            "transformers.get_cosine_schedule_with_warmup(optimizer, 5, {})",
+            "num_warmup_steps and num_training_steps",
+        ),
+    ],
+)
+def test_the_steps_of_a_schedule_of_batches_are_a_ranks(count, divided, made, name):
+    setup = f"import transformers\nbatches = len(loader)\nsteps = 100\ns = {made.format(count)}"
+    text = torch_script(setup, clip="s.step()\n        ")
+    remedy = f"a rank makes hvd.size() times fewer steps: divide {name} too."
+    assert (remedy in [note.text for note in done(text).to_decide]) == divided
+    each_epoch = torch_script(setup, "s.step()")
+    assert remedy not in [note.text for note in done(each_epoch).to_decide]

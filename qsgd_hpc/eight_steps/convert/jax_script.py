@@ -14,7 +14,7 @@ from qsgd_hpc.eight_steps.convert.loops import reaching, train_loops
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
-from qsgd_hpc.eight_steps.convert.rates import LINEAR, Steps, is_number, scaled, steps_of
+from qsgd_hpc.eight_steps.convert.rates import LINEAR, SCHEDULE, Steps, is_number, scaled, steps_of
 from qsgd_hpc.eight_steps.reading import Script, dotted
 from qsgd_hpc.errors import UsageError
 
@@ -105,7 +105,7 @@ def _rates(plan: Plan, call: cst.Call, steps: Steps) -> None:
     rates = [(n, argument_node(n, "learning_rate", 0)) for n in inner]
     for _, rate in rates:
         if rate is None or not is_number(script, rate):
-            plan.todo(call, "multiply the learning rates of this schedule by hvd.size().")
+            plan.todo(call, SCHEDULE)
         elif place is None or not optax:
             plan.before(call, *plan.comment(4, LINEAR, call))
             plan.replace(rate, scaled(script, rate))

@@ -8,7 +8,14 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.calls import argument_node, find, is_literal, short_name
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.convert.rates import KERAS_RATES, LINEAR, is_number, scale, scaled
+from qsgd_hpc.eight_steps.convert.rates import (
+    KERAS_RATES,
+    LINEAR,
+    SCHEDULE,
+    is_number,
+    scale,
+    scaled,
+)
 from qsgd_hpc.eight_steps.reading import Script
 
 __all__ = ["distribute", "is_optimizer", "scale_optimizer"]
@@ -39,7 +46,7 @@ def scale_optimizer(plan: Plan, call: cst.Call) -> str:
         plan.before(call, *plan.comment(4, LINEAR, call))
         return f"{default} * hvd.size()"
     if not is_number(script, rate):
-        plan.todo(call, "multiply the learning rates of this schedule by hvd.size().")
+        plan.todo(call, SCHEDULE)
         return ""
     scale(plan, rate)
     plan.before(call, *plan.comment(4, LINEAR, call))

@@ -25,6 +25,10 @@ __all__ = [
 ]
 
 LINEAR = "A batch hvd.size() times larger needs steps hvd.size() times larger."
+SCHEDULE = (
+    "multiply the learning rates of this schedule by hvd.size(), and divide its steps by "
+    "hvd.size(), unless they are counted on a rank's part of the data."
+)
 
 # Default rates of the optimizers.
 TORCH_RATES: Mapping[str, str] = {

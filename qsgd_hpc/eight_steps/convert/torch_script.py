@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, torch_data
 from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
-from qsgd_hpc.eight_steps.convert.calls import body_of, find, inside, position_of, walk
+from qsgd_hpc.eight_steps.convert.calls import (
+    argument_node,
+    body_of,
+    find,
+    inside,
+    position_of,
+    short_name,
+    target_of,
+    walk,
+)
 from qsgd_hpc.eight_steps.convert.downloads import download_once, wait_behind
-from qsgd_hpc.eight_steps.convert.loops import TrainLoop, reaching, train_loops, training
+from qsgd_hpc.eight_steps.convert.loops import (
+    TrainLoop,
+    reaching,
+    subscripted,
+    train_loops,
+    training,
+)
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
 from qsgd_hpc.eight_steps.convert.rates import steps_of
+from qsgd_hpc.eight_steps.convert.torch_data import Loaders
 from qsgd_hpc.eight_steps.convert.torch_optimizer import (
     OPTIMIZER,
     distribute_optimizers,
@@ -50,6 +66,7 @@ def convert_torch(plan: Plan) -> None:
     names = loaders.names(script)
     known = steps_of(script, loops, names, torch, loaded=bool(loaders.train))
     distribute_optimizers(plan, loops, known)
+    _count_steps(plan, loaders)
     _wait_for_files(plan, loops)
     if not made:
         plan.todo(loops[0].loop, "wrap the optimizer: hvd.DistributedOptimizer(optimizer).")
@@ -213,6 +230,54 @@ def _share_running_averages(plan: Plan, loops: Sequence[TrainLoop]) -> None:
                 for model in found
             ),
         )
+
+
+# The number of steps of a schedule: the argument's name and position.
+COUNTED: Mapping[str, tuple[str, int]] = {
+    "CosineAnnealingLR": ("T_max", 1),
+    "CosineAnnealingWarmRestarts": ("T_0", 1),
+    "LinearLR": ("total_iters", 3),
+    "OneCycleLR": ("total_steps", 2),
+    "PolynomialLR": ("total_iters", 1),
+    "StepLR": ("step_size", 1),
+}
+WARMED_UP = re.compile(r"^get_\w*schedule_with_warmup$")
+
+
+def _count_steps(plan: Plan, loaders: Loaders) -> None:
+    """Add a TODO to schedules that count batches, of which each rank has only its part."""
+    script = plan.script
+    own = {f"len({name})" for name in (*loaders.names(script), *plan.arrays)}
+    for call in script.calls:
+        short = short_name(script, call)
+        warms_up = WARMED_UP.match(short)
+        name, index = ("num_training_steps", 2) if warms_up else COUNTED.get(short, ("", 0))
+        count = argument_node(call, name, index) if name else None
+        if count is None or not _steps_with_batches(plan, loaders, target_of(script, call)):
+            continue
+        if not any(text in _spelled_out(script, count) for text in own):
+            named = f"num_warmup_steps and {name}" if warms_up else name
+            plan.todo(call, f"a rank makes hvd.size() times fewer steps: divide {named} too.")
+
+
+def _steps_with_batches(plan: Plan, loaders: Loaders, schedule: str) -> bool:
+    """Return whether a schedule makes its steps in a loop over a rank's part of the data."""
+    script = plan.script
+    steps = [c for c in script.calls if script.code(c.func) == f"{schedule}.step" != ".step"]
+    return any(
+        inside(script, step, loop.loop)
+        for step in steps
+        for loop, calls in loaders.fed
+        if set(calls) & set(loaders.train) or set(subscripted(script, loop.loop)) & plan.arrays
+    )
+
+
+def _spelled_out(script: Script, node: cst.BaseExpression, depth: int = 4) -> str:
+    """Return the text of an expression, and of the values of the names in it."""
+    made = [script.value(n) for n in walk(node) if isinstance(n, cst.Name)]
+    further = [each for each in made if isinstance(each, cst.BaseExpression)] if depth else []
+    inner = (_spelled_out(script, e, depth - 1) for e in further if not isinstance(e, cst.Name))
+    return " ".join((script.code(node), *inner))
 
 
 def _any_gpu(plan: Plan) -> None:
