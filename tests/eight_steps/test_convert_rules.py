@@ -411,6 +411,15 @@ def test_the_batches_to_take_are_divided_among_the_ranks():
     assert "((x, y)).shard(hvd.size(), hvd.rank()).take(len(x) // hvd.size()).repeat()" in after
 
 
+def test_a_data_set_that_a_loop_does_not_exhaust_is_divided_before_it_is_shuffled():
+    text = TF2.replace(".repeat()", "")
+    made = done(text)
+    assert "((x, y)).shard(hvd.size(), hvd.rank()).take(len(x) // hvd.size()).shuf" in made.after
+    assert "data.take(100 // hvd.size())" in made.after
+    others = done(f"{text}test = data.skip(100)\n").after
+    assert "in data.take(100).shard(hvd.size(), hvd.rank()).take(100 // hvd.size()):" in others
+
+
 def test_a_data_set_of_two_loops_is_divided_once():
     source = TF2.replace("8)\n", "8).take(90)\n").replace("data.take(100)", "data")
     loop = source[source.index("for images") :]

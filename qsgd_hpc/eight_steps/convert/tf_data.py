@@ -81,14 +81,31 @@ def _methods(
 def _split(script: Script, node: cst.BaseExpression) -> tuple[str, cst.Call] | None:
     """Return the last take() or skip() that makes a data set of a part of another.
 
-    A take() of batches of a data set that repeats makes no part of it.
+    A take() of batches makes no part of it if the data set repeats, or if it has no other use.
     """
     methods = _methods(script, node)
     for index, (name, call) in enumerate(methods):
         repeats = any(further == "repeat" for further, _ in methods[index:])
         if name in ("take", "skip") and call.args and not repeats:
-            return name, call
+            return None if _limits(script, call) else (name, call)
     return None
+
+
+def _limits(script: Script, call: cst.Call) -> bool:
+    """Return whether a call is `for batch in data.take(n)`, for data of no other use."""
+    assert isinstance(call.func, cst.Attribute)
+    data = call.func.value
+    others = (
+        node
+        for node in script.nodes
+        if node is not data
+        and dotted(node) == dotted(data)
+        and not isinstance(parent := script.parents.get(node), cst.AssignTarget)
+        and getattr(parent, "attr", None) is not node  # as in tf.data
+    )
+    around = [call, *script.ancestors(call)]
+    header = any(isinstance(a, cst.For) and any(a.iter is b for b in around) for a in around)
+    return bool(header and dotted(data) and call.func.attr.value == "take" and not any(others))
 
 
 def _shard_part(plan: Plan, name: str, call: cst.Call) -> None:
