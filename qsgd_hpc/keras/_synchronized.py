@@ -229,4 +229,8 @@ class SynchronizedInStep(Synchronized):
 
     def _clip_gradients(self: Any, grads: Any) -> Any:
         synchronization = self._synchronization
-        return super()._clip_gradients(synchronization.reduce(grads, synchronization.variables))
+
+        def reduce(gradients: Sequence[Any]) -> Any:
+            return synchronization.reduce(gradients, synchronization.variables)
+
+        return super()._clip_gradients(BACKEND.if_updating(self, reduce, grads))

@@ -288,6 +288,31 @@ def test_compressed_gradients_leave_replicas_identical(code):
 
 
 @several_ranks
+@pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "eagerly"])
+def test_only_the_passes_that_update_variables_leave_a_compression_error(eagerly):
+    slopes = np.random.default_rng(0).standard_normal((6, 64)).astype("float32")
+
+    class Linear(keras.layers.Layer):
+        def build(self, shape):
+            self.w = self.add_weight(shape=slopes.shape, initializer="zeros", name="w")
+
+        def call(self, x):
+            return keras.ops.sum(self.w * slopes) + 0 * x
+
+    passes, updates, name = 4, 5, f"accumulated_{eagerly}"
+    code = hvd.Compression.topk(ratio=0.1, min_elements=1)
+    optimizer = keras.optimizers.SGD(1.0, gradient_accumulation_steps=passes)
+    model = keras.Sequential([keras.Input((1,)), Linear(name=name)])
+    loss = {"loss": lambda _, out: out, "run_eagerly": eagerly}
+    model.compile(of(optimizer, compression=code), **loss)
+    ones = np.ones((passes * updates, 1), "float32")
+    fit(model, (ones, ones), batch_size=1, epochs=1)
+    [owed] = [r for n, r in hvd.error_feedback_state().items() if name in n]
+    moved = owed.reshape(slopes.shape) - model.get_weights()[0]
+    assert np.allclose(moved, updates * slopes, atol=1e-4)
+
+
+@several_ranks
 def test_local_layers_keep_their_own_gradients():
     model = network()
     last = model.layers[-1]

@@ -49,6 +49,15 @@ class Backend(ABC):
         """
         return list(gradients)
 
+    def if_updating(
+        self, optimizer: Any, reduce: Callable[[Sequence[Any]], list[Any]], gradients: Sequence[Any]
+    ) -> list[Any]:
+        """Return the gradients that Keras is about to clip, reduced if it updates variables.
+
+        Passes that only accumulate gradients clip none, except on JAX.
+        """
+        return reduce(gradients)
+
     def uncompiled(self, function: F) -> F:
         """Return a function that torch.compile calls instead of compiling it.
 

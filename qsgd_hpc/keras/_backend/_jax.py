@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
@@ -38,6 +39,22 @@ class _Jax(Backend):
             return [reduced.get(name) for name in names]
 
         return reduce
+
+    def if_updating(
+        self, optimizer: Any, reduce: Callable[[Sequence[Any]], list[Any]], gradients: Sequence[Any]
+    ) -> list[Any]:
+        """Return the gradients, reduced unless Keras discards the result of this pass.
+
+        What is discarded must not be reduced: its compression error would be added to a later one.
+        """
+        passes = optimizer.gradient_accumulation_steps
+        if not passes:
+            return reduce(gradients)
+        due = (optimizer._iterations.value + 1) % passes == 0  # Keras's own condition
+        if isinstance(due, jax.core.Tracer):
+            reduced: list[Any] = jax.lax.cond(due, reduce, list, list(gradients))
+            return reduced
+        return reduce(gradients) if due else list(gradients)
 
     def all_ranks_agree(self, yes: Any, name: str, reduction: GradientReduction) -> Any:
         count = jnp.asarray(yes, jnp.int32)
