@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,7 @@ from qsgd_hpc.frameworks.pending import checked_passes
 from qsgd_hpc.frameworks.shared_names import warn_of_shared_residual
 from qsgd_hpc.jax.gradients import Groups, path_names, reduce_tree
 from qsgd_hpc.jax.ops import allreduce
+from qsgd_hpc.runtime.feedback import Ownership, forget_ownerless
 from qsgd_hpc.runtime.ops import Adasum, Average, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
@@ -107,7 +109,10 @@ def _reduced(
 ) -> optax.GradientTransformationExtraArgs:
     import optax
 
+    residuals = _Residuals(prefix, reduction)
+
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        residuals.use()
         if not reduction.alone:
             extra = _agreed(extra, prefix, reduction)
         if reduction.op is Adasum:
@@ -120,19 +125,54 @@ def _reduced(
         return updates, state
 
     def init(params: Any) -> Any:
-        if not reduction.alone:
-            _name_residuals(params, prefix, reduction)
+        residuals.begin(params)
         return inner.init(params)
 
+    weakref.finalize(update, residuals.end).atexit = False
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _name_residuals(params: Any, prefix: str, reduction: GradientReduction) -> None:
-    """Warn if the optimizer has been initialised for other parameters with the same names."""
-    for name, leaf in zip(path_names(params), jax.tree_util.tree_leaves(params), strict=True):
-        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
-            coding = reduction.coding(name, leaf.shape, str(leaf.dtype))
-            warn_of_shared_residual(prefix + name, leaf, coding, reduction.process_set)
+class _Residuals:
+    """The error feedback of one optimizer; each training with it begins without.
+
+    Args:
+        prefix: prefix of the names of its operations.
+        reduction: the reduction of its gradients.
+    """
+
+    def __init__(self, prefix: str, reduction: GradientReduction) -> None:
+        self._prefix = prefix
+        self._reduction = reduction
+        self._owned = Ownership()
+        self._used = False
+
+    def use(self) -> None:
+        """Note that gradients are reduced, or that their reduction is traced."""
+        self._owned.use()
+        self._used = True
+
+    def end(self) -> None:
+        """Note that the optimizer is gone."""
+        self._owned.end()
+
+    def begin(self, params: Any) -> None:
+        """Begin a training; warn if other parameters with the same names are still in use."""
+        leaves = jax.tree_util.tree_leaves(params)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return  # perhaps only the state's shape is asked for
+        if self._used:  # also if it is not traced again
+            self.end()
+        forget_ownerless()
+        for name, leaf in zip(path_names(params), leaves, strict=True):
+            if isinstance(leaf, jax.Array):
+                self._name(name, leaf)
+
+    def _name(self, name: str, leaf: jax.Array) -> None:
+        coding = self._reduction.coding(name, leaf.shape, str(leaf.dtype))
+        if coding is not None and coding.error_feedback and not self._reduction.alone:
+            full = self._prefix + name
+            self._owned.names.add(full)
+            warn_of_shared_residual(full, leaf, coding, self._reduction.process_set)
 
 
 def _agreed(extra: dict[str, Any], prefix: str, reduction: GradientReduction) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from qsgd_hpc.errors import UsageError
@@ -24,6 +25,9 @@ __all__ = [
 
 _PREFIX = "allreduce."
 _OF_SET = re.compile(r"set(\d+)/")
+_loads = 0  # number of calls of load_error_feedback_state
+# Residuals without an owner: their job, the value of _loads when they were last used, their names.
+_ownerless: list[tuple[weakref.ref[basics.Context], int, frozenset[str]]] = []
 
 
 def error_feedback_state() -> dict[str, NDArray[np.float32]]:
@@ -102,6 +106,39 @@ def _parts_of(name: str) -> tuple[int, str]:
     return (int(of_set[1]), name[of_set.end() :]) if of_set else (0, name)
 
 
+class Ownership:
+    """The residuals of one variable or optimizer, which are forgotten after it.
+
+    Those that were loaded since it was last used are kept, because they may be the next owner's.
+
+    Args:
+        names: names of the owner's operations, without the kind.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names = set(names)
+        self.use()
+
+    def use(self) -> None:
+        """Note that the owner's gradients are being reduced."""
+        self._job, self._loads = weakref.ref(basics.context()), _loads
+
+    def end(self) -> None:
+        """Note that the owner is gone; the garbage collector may call this at any time."""
+        _ownerless.append((self._job, self._loads, frozenset(self.names)))
+
+
+def forget_ownerless() -> None:
+    """Free the residuals whose owners are gone, before another owner's first reduction."""
+    names: list[str] = []
+    while _ownerless:
+        job, loads, own = _ownerless.pop()
+        if job() is basics.context() and loads == _loads:
+            names += [_PREFIX + name for name in own]
+    if names:
+        basics.context().engine.forget_owed(names)
+
+
 def load_error_feedback_state(state: Mapping[str, NDArray[np.float32]]) -> None:
     """Replace the residuals by a saved state; every rank must pass the same.
 
@@ -129,6 +166,8 @@ def load_error_feedback_state(state: Mapping[str, NDArray[np.float32]]) -> None:
         by_set[number][_PREFIX + own] = values
     for number, owed in by_set.items():
         basics.context().engine.restore_owed(owed, number)
+    global _loads
+    _loads += 1
 
 
 def rounding_state() -> dict[str, int]:

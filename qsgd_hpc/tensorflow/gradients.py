@@ -14,7 +14,7 @@ from qsgd_hpc.errors import UnsupportedError
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 from qsgd_hpc.frameworks.grouping import batches, partition
 from qsgd_hpc.frameworks.pending import BATCH_BYTES
-from qsgd_hpc.frameworks.shared_names import warn_of_shared_residual
+from qsgd_hpc.frameworks.shared_names import claim_residual
 from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Adasum, Sum
@@ -139,7 +139,7 @@ class _Dense:
             sizes = tuple(shape.as_list())
             coding = reduction.coding(name_of(self.variable), sizes, self.to_send.dtype.name)
         if isinstance(self.variable, tf.Variable):
-            warn_of_shared_residual(self.name, self.variable, coding, reduction.process_set)
+            claim_residual(self.name, self.variable, coding, reduction.process_set)
         return reduction.operation(self.name, coding, group)
 
 

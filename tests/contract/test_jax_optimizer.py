@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 
 import numpy as np
@@ -348,3 +349,39 @@ def test_an_optimizer_for_two_models_warns_of_their_error_feedback():
     if hvd.rank() == 0:
         with pytest.warns(UserWarning, match="wrap an optimizer for each model"):
             optimizer.init(second)
+
+
+@needs_ranks(2)
+@pytest.mark.parametrize("loads", [False, True])
+def test_a_second_training_begins_without_the_error_feedback_of_the_first(loads):
+    compression = hvd.Compression.topk(ratio=0.1, min_elements=1)
+    optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), compression)
+    slopes = jnp.asarray(np.random.default_rng(0).standard_normal((8, 8)), jnp.float32)
+    update = jax.jit(optimizer.update)
+
+    def moved(factor):
+        w = {"w": jnp.zeros_like(slopes)}
+        updates, _ = update({"w": factor * slopes}, optimizer.init(w), w)
+        return np.abs(updates["w"]).max()
+
+    for _ in range(2):  # traced once
+        assert moved(1.0) > 0
+        assert loads or moved(0.0) == 0
+    if loads:  # the state of a job that this one continues
+        hvd.load_error_feedback_state(hvd.error_feedback_state())
+    assert (moved(0.0) > 0) == loads
+
+
+@needs_ranks(2)
+def test_an_optimizer_that_is_gone_leaves_no_error_feedback():
+    compression = hvd.Compression.topk(ratio=0.1, min_elements=1)
+    w = {"deleted": jnp.ones((8, 8))}
+
+    def step():
+        optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), compression)
+        jax.block_until_ready(optimizer.update(w, optimizer.init(w), w))
+
+    for _ in range(3):
+        step()
+        gc.collect()
+    assert sum("deleted" in name for name in hvd.error_feedback_state()) == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import pickle
 import warnings
 
@@ -430,3 +431,29 @@ def test_models_that_take_turns_do_not_share_error_feedback_silently(names):
             fit(model, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
         said.append(any("error feedback" in str(each.message) for each in caught))
     assert said == [False, names[0] == names[1] and hvd.rank() == 0]
+
+
+@several_ranks
+@pytest.mark.parametrize("clears", [False, True])
+def test_a_new_model_begins_without_the_error_feedback_of_a_deleted_one(clears):
+    code = hvd.Compression.topk(ratio=0.1, min_elements=1)
+
+    def fold():
+        layer = keras.layers.Dense(8, use_bias=False, kernel_initializer="ones", name="of_folds")
+        model = keras.Sequential([keras.Input((8,)), layer], name="of_folds")
+        model.compile(of(keras.optimizers.SGD(1.0), compression=code), "mse")
+        return model
+
+    zeros = np.zeros((4, 8), "float32")
+    ones = zeros + 1
+    gc.collect()  # models of other tests that shared names
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model = fold()
+        model.train_on_batch(ones, ones)
+        if clears:
+            keras.backend.clear_session()
+        model = fold()
+        before = flat(model.get_weights())
+        model.train_on_batch(zeros, zeros)  # the gradient is zero
+    assert np.array_equal(flat(model.get_weights()), before)

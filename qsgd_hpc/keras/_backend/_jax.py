@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
-from qsgd_hpc.frameworks.shared_names import warn_of_shared_residual
+from qsgd_hpc.frameworks.shared_names import claim_residual
 from qsgd_hpc.jax.compression import Compression
 from qsgd_hpc.jax.elastic import run
 from qsgd_hpc.jax.gradients import reduce_tree
@@ -33,7 +33,7 @@ class _Jax(Backend):
             names = distinct_paths(variables)
             for name, v in zip(names, variables, strict=True):
                 coding = reduction.coding(name, v.shape, v.dtype)
-                warn_of_shared_residual(name, v, coding, reduction.process_set)
+                claim_residual(f"gradient.{name}", v, coding, reduction.process_set)
             given = {n: g for n, g in zip(names, gradients, strict=True) if g is not None}
             reduced = reduce_tree(given, "gradient.", reduction, named)
             return [reduced.get(name) for name in names]

@@ -12,7 +12,7 @@ from torch._compile import _disable_dynamo
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 from qsgd_hpc.frameworks.grouping import partition
 from qsgd_hpc.frameworks.pending import wait_for_all
-from qsgd_hpc.frameworks.shared_names import warn_of_shared_residual
+from qsgd_hpc.frameworks.shared_names import claim_residual
 from qsgd_hpc.keras._backend import Backend, F, Reducer, distinct_paths
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.torch.compression import Compression
@@ -36,7 +36,7 @@ class _Torch(Backend):
             made = prepared.get(key)
             if made is None:
                 made = prepared[key] = GradientAllreduce(f"gradient.{name}", *key, reduction)
-            warn_of_shared_residual(name, v, made.coding, reduction.process_set)
+            claim_residual(f"gradient.{name}", v, made.coding, reduction.process_set)
             return made
 
         def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
