@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -144,7 +145,8 @@ def load_error_feedback_state(state: Mapping[str, NDArray[np.float32]]) -> None:
 
     Process sets must have been added, with the same numbers. A residual is distributed among the
     ranks when its tensor is next reduced. If the tensor is not compressed then, its residual is
-    added completely.
+    added completely. Optimizers on one rank reduce no gradients, so a job of one rank only keeps
+    the residuals for its checkpoints, and warns.
 
     Raises:
         UsageError: reductions are in flight, the state is not by name and one-dimensional, or it
@@ -168,6 +170,13 @@ def load_error_feedback_state(state: Mapping[str, NDArray[np.float32]]) -> None:
         basics.context().engine.restore_owed(owed, number)
     global _loads
     _loads += 1
+    if state and basics.size() == 1:
+        warnings.warn(
+            f"error feedback of {len(state)} tensor(s) was loaded, but an optimizer on one rank "
+            "reduces no gradients and does not add it; it is kept for the checkpoints of this job, "
+            "and a job of several ranks adds it",
+            stacklevel=2,
+        )
 
 
 def rounding_state() -> dict[str, int]:

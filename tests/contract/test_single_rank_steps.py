@@ -1,4 +1,4 @@
-"""A study sees the steps of a single rank, and training stays the same to the bit."""
+"""What training on a single rank, which reduces no gradients, leaves unchanged and keeps."""
 
 from __future__ import annotations
 
@@ -138,3 +138,11 @@ def test_a_study_sees_every_step_and_changes_no_bit(train, monkeypatch, tmp_path
     monkeypatch.delenv("QSGD_RECORDS")
     hvd.shutdown()  # leaves no record where none is asked for
     hvd.init()
+
+
+def test_residuals_on_one_rank_are_kept_for_the_next_checkpoint_with_a_warning():
+    saved = {"gradient.weight": torch.ones(6)}
+    with pytest.warns(UserWarning, match="1 tensor.s. .* one rank .* does not add it"):
+        hvd.load_error_feedback_state(saved)
+    assert torch.equal(hvd.error_feedback_state()["gradient.weight"], saved["gradient.weight"])
+    hvd.load_error_feedback_state({})  # nothing to warn of
