@@ -14,7 +14,8 @@ namespace {
 constexpr const char* kRemedy =
     "; QSGD_NONFINITE=warn or =propagate lets training go on (a loss scaler needs propagate).";
 constexpr const char* kGoesOn =
-    ". Training continues, and this warning is not repeated; QSGD_NONFINITE=error ends it instead.";
+    ". Training continues, without this step if a loss scaler skips it. This warning is not "
+    "repeated; QSGD_NONFINITE=error ends the training instead.";
 
 uint32_t hash_name(const std::string& name) {  // FNV-1a
   uint32_t hash = 2166136261u;
