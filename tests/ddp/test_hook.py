@@ -131,6 +131,38 @@ def test_infinity_on_one_rank_skips_the_step_on_all_and_leaves_residuals_finite(
         assert finite
 
 
+class Overflowing(nn.Module):
+    """Two tensors: the gradient of one is infinite in float16 until the scale is 2^9."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finite = nn.Parameter(torch.zeros(8, 64))
+        self.overflowing = nn.Parameter(torch.zeros(8, 64))
+
+    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
+        return self.overflowing.half().float().sum() * 100 + (self.finite * gradient).sum()
+
+
+def skipped_steps(group: dist.ProcessGroup) -> tuple[float, bool]:
+    gradient = torch.randn(8, 64, generator=torch.Generator().manual_seed(3)).to(here())
+    model = DistributedDataParallel(Overflowing().to(here()), process_group=group)
+    scaler = torch.amp.GradScaler(here().type, init_scale=2.0**16)
+    state = compress(model, 2, min_elements=0, scaler=scaler)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    for _ in range(9):
+        optimizer.zero_grad()
+        scaler.scale(model(gradient)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    owed = state.global_state_dict()["parameters"]["finite"]["owed"].reshape(8, 64)
+    total = owed / scaler.get_scale() - model.module.finite.detach().cpu()
+    return scaler.get_scale(), torch.allclose(total, 2 * gradient.cpu(), atol=1e-4)
+
+
+def test_skipped_steps_leave_nothing_to_the_steps_that_follow(ranks: Ranks) -> None:
+    assert ranks.run(skipped_steps, size=2) == [(2.0**9, True)] * 2
+
+
 def residuals_of(group: dist.ProcessGroup, default: str) -> tuple[set[torch.dtype], float, float]:
     torch.set_default_dtype(getattr(torch, default))
     try:

@@ -69,6 +69,7 @@ class QSGDState:
         self.start_step = start_step
         self.scaler = scaler
         self._scale = 1.0
+        self._has_scaled = False  # whether gradients of this scale have been reduced
         self._memory = Memory(named_parameters)
         self._threads = env.get("QSGD_THREADS") if threads is None else threads
         self._forget_group()
@@ -204,8 +205,11 @@ class QSGDState:
     def _follow_scale(self) -> None:
         scale = 1.0 if self.scaler is None else self.scaler.get_scale()
         if scale != self._scale:
-            self._memory.rescale(scale / self._scale)
+            # A scaler lowers its scale when it skips a step, whose residuals belong to no step.
+            skipped = self._has_scaled and scale < self._scale
+            self._memory.rescale(0.0 if skipped else scale / self._scale)
             self._scale = scale
+        self._has_scaled = True
 
     @property
     def bits(self) -> int | None:
@@ -259,6 +263,7 @@ class QSGDState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a saved state of this rank, or a global one; call it between two steps."""
         self._scale = state["scale"]
+        self._has_scaled = False
         self._memory.load_state_dict(state["parameters"])
         self._plans.clear()
         self._device_plans.clear()
