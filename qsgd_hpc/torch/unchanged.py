@@ -17,6 +17,8 @@ from qsgd_hpc.torch._groups import say
 
 __all__ = ["compress_unasked", "quantize_unasked"]
 
+reported = False
+"""Whether it was reported how a model sends its gradients."""
 _HOOK = "the script has registered a hook of its own"
 _DECIDED = "_qsgd_decided"
 """Attribute of a model that has trained; its copies have it, too."""
@@ -47,6 +49,8 @@ def compress_unasked(model: torch.nn.parallel.DistributedDataParallel) -> None:
             compress(model, bits=int(bits), scaler=_scaler())
         except QsgdError as error:
             reason = str(error)
+    global reported
+    reported = True
     if reason is None:
         say(f"DDP sends gradients in {bits} bits, with error feedback; the script has no hook")
     elif reason != _HOOK:

@@ -543,14 +543,19 @@ def test_a_hook_of_the_script_takes_the_bits_that_it_leaves_open(
 
 UNCODED = """
 import sys, torch, torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 from torch.distributed.fsdp import fully_shard
 dist.init_process_group("gloo")
 model = torch.nn.Linear(64, 64)
 if sys.argv[1] == "ddp":
     model = torch.nn.parallel.DistributedDataParallel(model)
+elif sys.argv[1] == "hook":
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    model.register_comm_hook(None, hooks.fp16_compress_hook)
 elif sys.argv[1] == "fsdp2":
     fully_shard(model)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
+optimizer.step()  # as some scripts do before they step a scheduler
 for _ in range(2):
     model(torch.randn(4, 64)).sum().backward()
     for p in model.parameters():
@@ -564,6 +569,7 @@ for _ in range(2):
     ("bits", "kind", "reason"),
     [
         ("4", "ddp", None),
+        ("4", "hook", None),  # told by another sentence
         ("32", "by hand", None),
         ("4", "by hand", "it compresses what DistributedDataParallel averages, not all_reduce()"),
         ("4", "fsdp2", "FSDP2 sends codes with --weight-bits 8, too, or by quantize_fsdp(model)"),

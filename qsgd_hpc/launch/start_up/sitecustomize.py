@@ -158,10 +158,10 @@ def _hook_steps(module: Any) -> None:
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is None:
         return
-    checked = not _MANY or os.environ.get("RANK") != "0"
+    checked = trained = not _MANY or os.environ.get("RANK") != "0"
 
     def stepped(optimizer: Any, *_: Any) -> None:
-        nonlocal checked
+        nonlocal checked, trained
         import torch
 
         if torch.compiler.is_compiling():
@@ -170,6 +170,9 @@ def _hook_steps(module: Any) -> None:
             checked = True  # the hook is not removed, because torch may be iterating over hooks
             if not any(name in sys.modules for name in _OTHER_TRANSPORTS):
                 _report_unless_joined(_joined(torch.distributed))
+        if not trained and _has_gradients(optimizer):  # scripts may step once without any
+            trained = True
+            if not any(name in sys.modules for name in _OTHER_TRANSPORTS):
                 _report_uncompressed(optimizer)
         if _RECORDS:
             from qsgd_hpc.torch.ddp.measured import stepped
@@ -213,10 +216,16 @@ def _report_unless_joined(joined: tuple[int, str]) -> None:
     sys.stderr.flush()
 
 
+def _has_gradients(optimizer: Any) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
 def _report_uncompressed(optimizer: Any) -> None:
     """Report that --bits does nothing: the core, which codes every gradient, is not loaded."""
     bits = os.environ.get("QSGD_BITS", "")
-    if bits in ("", "32") or _RECORDS:  # a study records the bits that were used
+    ddp: Any = sys.modules.get("qsgd_hpc.torch.unchanged")
+    # A study records the bits that were used; a model that is not compressed has been reported.
+    if bits in ("", "32") or _RECORDS or (ddp is not None and ddp.reported):
         return
     kinds = {type(p).__name__ for group in optimizer.param_groups for p in group["params"]}
     if bits == "auto":
