@@ -125,19 +125,27 @@ class Ownership:
         self._job, self._loads = weakref.ref(basics.context()), _loads
 
     def end(self) -> None:
-        """Note that the owner is gone; the garbage collector may call this at any time."""
+        """Note that the owner has been deleted; the garbage collector may call this at any time."""
         _ownerless.append((self._job, self._loads, frozenset(self.names)))
+
+    def forget(self) -> None:
+        """Set the residuals to zero; every rank calls it at the same step."""
+        _forget(self.names)
 
 
 def forget_ownerless() -> None:
     """Free the residuals whose owners are gone, before another owner's first reduction."""
-    names: list[str] = []
+    names: set[str] = set()
     while _ownerless:
         job, loads, own = _ownerless.pop()
         if job() is basics.context() and loads == _loads:
-            names += [_PREFIX + name for name in own]
-    if names:
-        basics.context().engine.forget_owed(names)
+            names |= own
+    _forget(names)
+
+
+def _forget(names: Iterable[str]) -> None:
+    if owed := [_PREFIX + name for name in names]:
+        basics.context().engine.forget_owed(owed)
 
 
 def load_error_feedback_state(state: Mapping[str, NDArray[np.float32]]) -> None:

@@ -15,6 +15,7 @@ from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, gradient_p
 from qsgd_hpc.frameworks.grouping import partition
 from qsgd_hpc.frameworks.pending import BATCH_BYTES, PendingGradients
 from qsgd_hpc.runtime import basics
+from qsgd_hpc.runtime.feedback import Ownership, forget_ownerless
 from qsgd_hpc.runtime.ops import Group, Handle
 from qsgd_hpc.torch.claims import Claim
 from qsgd_hpc.torch.naming import name_parameters
@@ -32,8 +33,8 @@ _CHANGE_LATER = (
 )
 
 
-_DROPPED: list[tuple[weakref.ref[basics.Context], list[str], list[Any]]] = []
-"""The job, the coded operations' names and the hooks of each optimizer that was deleted."""
+_HOOKS_LEFT: list[Any] = []
+"""The hooks of optimizers that were deleted."""
 
 
 class GradientReducer(Claim):
@@ -69,6 +70,7 @@ class GradientReducer(Claim):
         self.groups = partition(owned, groups)
         self._gradients: dict[int, ParameterGradient] = {}  # of hooked parameters, by their ids
         self._hooks: list[Any] = []
+        self._residuals = Ownership()
         self.pending = PendingGradients(passes=passes, start=self._start)
         self.prefix = prefix or gradient_prefix(reduction.process_set)
         self._layouts = Layouts(f"layouts.{self.prefix}", reduction, self._gradients)
@@ -78,22 +80,19 @@ class GradientReducer(Claim):
         super().__init__(optimizer)
         self.adopt()
         self._regroup()
-        _forget_dropped()
+        forget_ownerless()
+        while _HOOKS_LEFT:
+            _HOOKS_LEFT.pop().remove()
 
     def _drop(self) -> None:
         super()._drop()
-        _DROPPED.append((self._job, self._coded(), self._hooks))
-
-    def _coded(self) -> list[str]:
-        """Return the engine's names of the gradients that may have a residual."""
-        prefix = f"allreduce.{self.prefix}"
-        coded = isinstance(self._reduction.compression, Lossy)
-        return [prefix + each.name for each in self._gradients.values()] if coded else []
+        # The garbage collector may call this at any time, so the next optimizer does the rest.
+        self._residuals.end()
+        _HOOKS_LEFT.extend(self._hooks)
 
     def forget_residuals(self) -> None:
         """Set the residuals of error feedback to zero; every rank calls it at the same step."""
-        if names := self._coded():
-            basics.context().engine.forget_owed(names)
+        self._residuals.forget()
 
     def _owned(self) -> Iterable[torch.Tensor]:
         optimizer: Any = self._optimizer()
@@ -120,6 +119,8 @@ class GradientReducer(Claim):
     def _hook(self, parameter: torch.Tensor) -> None:
         name = self.names.setdefault(parameter, f"added.{len(self.names)}")
         self._gradients[id(parameter)] = ParameterGradient(parameter, name)
+        if isinstance(self._reduction.compression, Lossy):
+            self._residuals.names.add(self.prefix + name)
         register: Any = parameter.register_post_accumulate_grad_hook
         self._hooks.append(register(_hook(weakref.ref(self))))
 
@@ -223,6 +224,7 @@ class GradientReducer(Claim):
             HorovodInternalError: a reduction failed.
         """
         self.forget_ended_job()
+        self._residuals.use()
         self.adopt()
         # While a gradient is being averaged, each rank would change it at another time.
         changed = [e for e in self._gradients.values() if e.changed and self.pending.is_due(e)]
@@ -283,19 +285,6 @@ class GradientReducer(Claim):
         """Whether gradients are being reduced."""
         self.forget_ended_job()
         return self.pending.any
-
-
-def _forget_dropped() -> None:
-    """Free residuals and hooks of deleted optimizers: no later one has their names.
-
-    Called by the next optimizer, because the garbage collector may run at any time.
-    """
-    while _DROPPED:
-        job, names, hooks = _DROPPED.pop()
-        for hook in hooks:
-            hook.remove()
-        if names and job() is basics.context():
-            basics.context().engine.forget_owed(names)
 
 
 def _hook(reducer: weakref.ref[GradientReducer]) -> Any:

@@ -251,6 +251,19 @@ def test_deleted_optimizers_leave_no_residuals_behind():
     assert not mine & set(hvd.error_feedback_state())
 
 
+def test_residuals_loaded_after_their_optimizer_was_deleted_are_kept():
+    model, optimizer = wrapped(hvd.Compression.qsgd(bits=2))
+    train(model, optimizer, 2)
+    saved = hvd.error_feedback_state()
+    del model, optimizer
+    gc.collect()
+    hvd.load_error_feedback_state(saved)
+    wrapped(hvd.Compression.qsgd(bits=2))
+    hvd.barrier()
+    assert saved.keys() <= hvd.error_feedback_state().keys()
+    hvd.load_error_feedback_state({})
+
+
 def test_a_state_of_another_form_is_refused():
     with pytest.raises(ValueError, match="error_feedback_state"):
         hvd.load_error_feedback_state({"w": torch.ones(3, 3).numpy()})
