@@ -13,6 +13,7 @@ from qsgd_hpc.errors import UsageError
 __all__ = [
     "HOST",
     "all_gather_single",
+    "hook_states",
     "host_group",
     "reduce_scatter_single",
     "say",
@@ -54,6 +55,13 @@ def host_group(group: Any) -> Any:
         f"({reason}). Call init_process_group() without a backend, or with "
         "'cpu:gloo,cuda:nccl'; or give QSGDState a group of backend='gloo' over the same ranks"
     )
+
+
+def hook_states(model: Any) -> list[Any]:
+    """Return the states of the hooks that a DDP model has; None for a hook built into torch."""
+    states = [state for _, state in model._comm_hooks]
+    # torch keeps no list of its built-in hooks, but logs their name.
+    return states or ([None] if model._get_ddp_logging_data().get("comm_hook") else [])
 
 
 def say(text: str) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from qsgd_hpc import env
 from qsgd_hpc.errors import QsgdError
 from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS
-from qsgd_hpc.torch._groups import say
+from qsgd_hpc.torch._groups import hook_states, say
 
 __all__ = ["compress_unasked", "quantize_unasked"]
 
@@ -55,17 +55,10 @@ def compress_unasked(model: torch.nn.parallel.DistributedDataParallel) -> None:
         say(f"DDP sends gradients in {bits} bits, with error feedback; the script has no hook")
     elif reason != _HOOK:
         say(f"DDP sends gradients uncompressed, not in {bits} bits: {reason}")
-    elif own := _own_state(model):
-        if own.bits != bits:
-            say(f"the script compresses in {own.bits} bits itself: --bits {bits} has no effect")
-    else:
+    elif type(own := hook_states(model)[-1]).__name__ != "QSGDState":
         say(f"--bits {bits} has no effect: {reason}")
-
-
-def _own_state(model: Any) -> Any:
-    """Return the state with which the script itself has registered our hook; None otherwise."""
-    states = [state for _, state in getattr(model, "_comm_hooks", ())]
-    return next((each for each in states if type(each).__name__ == "QSGDState"), None)
+    elif own.bits != bits:
+        say(f"the script compresses in {own.bits} bits itself: --bits {bits} has no effect")
 
 
 def quantize_unasked(module: Any) -> None:
@@ -111,8 +104,7 @@ def _scaler() -> Any:
 
 
 def _why_not(model: Any) -> str | None:
-    # torch keeps no list of its built-in hooks, but logs their name.
-    if getattr(model, "_comm_hooks", ()) or model._get_ddp_logging_data().get("comm_hook"):
+    if hook_states(model):
         return _HOOK
     if model.static_graph:
         return "static_graph=True"

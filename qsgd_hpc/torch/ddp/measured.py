@@ -19,6 +19,7 @@ import torch.distributed as dist
 from qsgd_hpc.recording.engine_record import warmup_steps
 from qsgd_hpc.recording.records import record
 from qsgd_hpc.rules import PLAIN_BITS
+from qsgd_hpc.torch._groups import hook_states
 from qsgd_hpc.torch.ddp.state import QSGDState
 
 __all__ = ["stepped", "watch", "watch_shards", "write_record"]
@@ -99,10 +100,9 @@ def _exchanged(models: list[Any]) -> tuple[float, float]:
 
 
 def _bits_of(model: Any) -> int | None:
-    states = [state for _, state in getattr(model, "_comm_hooks", ())]
+    states = hook_states(model)
     if not states:
-        # torch keeps no list of its built-in hooks, but logs their name.
-        return None if model._get_ddp_logging_data().get("comm_hook") else PLAIN_BITS
+        return PLAIN_BITS
     return states[-1].bits if isinstance(states[-1], QSGDState) else None
 
 
@@ -113,7 +113,7 @@ def _sent(models: list[tuple[Any, int]]) -> float | None:
     """
     sent = 0.0
     for model, size in models:
-        states = [state for _, state in getattr(model, "_comm_hooks", ())]
+        states = hook_states(model)
         if not states:
             sent += 2 * (_steps.ranks - 1) / _steps.ranks * size * len(_steps.ends_s)
         elif isinstance(states[-1], QSGDState) and (own := states[-1].sent_bytes) is not None:
