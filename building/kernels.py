@@ -20,7 +20,14 @@ from pathlib import Path
 
 from building.compiler import Compiler, architecture
 
-__all__ = ["HIP_TARGETS", "NO_KERNELS", "SOURCES", "KernelCompiler", "kernel_compiler"]
+__all__ = [
+    "HIP_TARGETS",
+    "NO_KERNELS",
+    "SOURCES",
+    "KernelCompiler",
+    "cross_compiler",
+    "kernel_compiler",
+]
 
 # 80 and 90 are A100 and H100, which most centres have; 75 is for small cards. Drivers compile the
 # PTX of the last target for newer GPUs.
@@ -80,6 +87,12 @@ def steps_of(nvcc: str, pattern: str) -> list[str]:
     return list(dict.fromkeys(re.findall(pattern, shown.stderr)))
 
 
+def cross_compiler(target: str) -> str:
+    """Return the GCC that nvcc needs for a target of ziglang; empty for this processor."""
+    processor = architecture(target)
+    return f"{processor}-linux-gnu-g++" if processor != platform.machine() else ""
+
+
 def kernel_compiler(environ: Mapping[str, str] = os.environ) -> KernelCompiler | None:
     """Return the compiler of the kernels; None if there is none, or none is wanted.
 
@@ -90,13 +103,12 @@ def kernel_compiler(environ: Mapping[str, str] = os.environ) -> KernelCompiler |
     if wanted not in ("auto", "none", "cuda", "hip"):
         raise SystemExit(f"QSGD_GPU={wanted}: expected auto, none, cuda or hip")
     path = environ.get("PATH")
-    processor = architecture(environ.get("QSGD_TARGET", ""))
-    cross = f"{processor}-linux-gnu-g++" if processor != platform.machine() else ""
+    cross = cross_compiler(environ.get("QSGD_TARGET", ""))
     runtime = environ.get("QSGD_CUDA_RUNTIME", "") if cross else ""
     if cross and wanted == "cuda" and not (runtime and shutil.which(cross, path=path)):
         raise SystemExit(
-            f"QSGD_GPU=cuda: kernels for {processor} need {cross} on PATH, and its "
-            f"libcudart_static.a in the folder that QSGD_CUDA_RUNTIME names, {NO_KERNELS}"
+            f"QSGD_GPU=cuda: kernels for {environ['QSGD_TARGET']} need {cross} on PATH, and "
+            f"libcudart_static.a for it in the folder that QSGD_CUDA_RUNTIME names, {NO_KERNELS}"
         )
     if cross and (not runtime or wanted == "hip"):
         return None

@@ -29,7 +29,7 @@ from importlib import resources
 from pathlib import Path
 
 from building.compiler import GLIBC, ROOT, architecture
-from building.kernels import kernel_compiler
+from building.kernels import cross_compiler, kernel_compiler
 
 __all__ = ["build_sdist", "build_wheel", "main", "pythons"]
 
@@ -121,10 +121,10 @@ def cross_kernels(target: str, folder: Path) -> dict[str, str]:
         target: target of ziglang.
         folder: empty folder for the runtime.
     """
-    processor, nvcc = architecture(target), kernel_compiler()
-    if processor == platform.machine() or nvcc is None or nvcc.hip:
+    cross, nvcc = cross_compiler(target), kernel_compiler()
+    if not cross or nvcc is None or nvcc.hip:
         return {}
-    missing = "" if shutil.which(f"{processor}-linux-gnu-g++") else f"{processor}-linux-gnu-g++"
+    processor, missing = architecture(target), "" if shutil.which(cross) else cross
     if nvcc.release.startswith(("11.", "12.")):
         missing = "CUDA 13"  # PyPI's earlier packages lack the static library
     if missing:

@@ -139,14 +139,12 @@ def prove(kind: str, target: Path, imports: Sequence[str]) -> str:
         check=False,
     )
     if ended.returncode:
-        lines = ended.stderr.strip().splitlines()
         # Keras adds the whole configuration of the layer.
-        own = next((re.match(r".*Could not locate class '[^']*'", line) for line in lines
-                    if "Could not locate class" in line), None)  # fmt: skip
-        if own is not None:
+        if own := re.search(r"Could not locate class '[^']*'", ended.stderr):
             raise UsageError(
-                f"{target} does not load: {own[0].rpartition(': ')[2]}. Name the modules that "
-                "define your own layers: --import MODULE"
+                f"{target} does not load: {own[0]}. Name the modules that define your own layers: "
+                "--import MODULE"
             )
-        raise UsageError(f"{target} does not load without this package: {''.join(lines[-1:])}")
+        last = ended.stderr.strip().rpartition("\n")[2]
+        raise UsageError(f"{target} does not load without this package: {last}")
     return ended.stdout.strip().splitlines()[-1]

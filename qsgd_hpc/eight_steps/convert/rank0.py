@@ -26,8 +26,8 @@ SAVES = re.compile(
 )
 METHODS = re.compile(
     r"^(save|save_weights|save_model|save_pretrained|export|summary|savefig|to_csv|to_json"
-    r"|to_parquet|to_pickle|to_hdf|to_netcdf|to_zarr|to_feather|to_excel|write_text|write_bytes|unlink|add_(scalars?|images?|histogram|graph"
-    r"|text|hparams|figure|embedding|pr_curve|summary))$"
+    r"|to_(parquet|pickle|hdf|netcdf|zarr|feather|excel)|write_text|write_bytes|unlink"
+    r"|add_(scalars?|images?|histogram|graph|text|hparams|figure|embedding|pr_curve|summary))$"
 )
 WRITERS = re.compile(
     r"(SummaryWriter|FileWriter|create_file_writer|csv\.\w*writer|DictWriter)\(\)$"

@@ -158,21 +158,18 @@ def _hook_steps(module: Any) -> None:
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is None:
         return
-    checked = trained = not _MANY or os.environ.get("RANK") != "0"
+    checked = not _MANY or os.environ.get("RANK") != "0"
 
     def stepped(optimizer: Any, *_: Any) -> None:
-        nonlocal checked, trained
+        nonlocal checked
         import torch
 
         if torch.compiler.is_compiling():
             return
-        if not checked:
+        if not checked and _has_gradients(optimizer):  # scripts may step once without any
             checked = True  # the hook is not removed, because torch may be iterating over hooks
             if not any(name in sys.modules for name in _OTHER_TRANSPORTS):
                 _report_unless_joined(_joined(torch.distributed))
-        if not trained and _has_gradients(optimizer):  # scripts may step once without any
-            trained = True
-            if not any(name in sys.modules for name in _OTHER_TRANSPORTS):
                 _report_uncompressed(optimizer)
         if _RECORDS:
             from qsgd_hpc.torch.ddp.measured import stepped
