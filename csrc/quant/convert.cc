@@ -1,5 +1,7 @@
 #include "quant/convert.h"
 
+#include <vector>
+
 #include "common/error.h"
 #include "quant/codec.h"
 #include "quant/kernels.h"
@@ -44,8 +46,9 @@ uint32_t scale_add(const void* x, DType dtype, size_t count, float by, const flo
                    float* to) {
   const int type = kernel_type(dtype);
   if (type >= 0) return kernels().scale_add[type](x, count, by, left, to);
-  float32_from(x, dtype, count, to);
-  return kernels().scale_add[kernel_type(DType::kFloat32)](to, count, by, left, to);
+  std::vector<float> value(count);
+  float32_from(x, dtype, count, value.data());
+  return kernels().scale_add[kernel_type(DType::kFloat32)](value.data(), count, by, left, to);
 }
 
 }  // namespace qsgd

@@ -24,6 +24,7 @@
 #include <limits>
 
 #include "quant/code.h"
+#include "quant/convert.h"
 #include "quant/kernels.h"
 #include "quant/philox.h"
 
@@ -89,31 +90,81 @@ class Eden final : public BucketCode {
     return sent / 8 * static_cast<size_t>(spec.bits);
   }
 
+  // The levels are at hand when a complete bucket has been coded, and are not decoded.
+  bool encode_keeping(const void* x, DType dtype, float by, size_t count, uint64_t first,
+                      const CodecSpec& spec, const NoiseKey& key, float* scales, uint8_t* codes,
+                      float* left) const override {
+    Scratch scratch;
+    bool finite = true;
+    for (size_t at = 0; at < count; at += spec.bucket, left += spec.bucket, ++scales) {
+      const size_t size = std::min<size_t>(spec.bucket, count - at);
+      const char* const from = static_cast<const char*>(x) + at * facts(dtype).size;
+      scale_add(from, dtype, size, by, left, left);
+      const float* const source =
+          dtype == DType::kFloat32 ? reinterpret_cast<const float*>(from) : left;
+      finite &= keep_bucket(left, source, size, first + at, spec, key, scales, codes, scratch);
+      codes += code_bytes(spec, size);
+    }
+    return finite;
+  }
+
  private:
   bool encode_bucket(const float* x, size_t count, uint64_t first, const CodecSpec& spec,
                      const NoiseKey& key, float* scales, uint8_t* codes,
                      Scratch& scratch) const override {
-    const Kernels& k = kernels();
     const size_t size = eden_size(count);
-    const uint32_t seed = eden_seed(Philox(key), first);
     Workspace workspace(size, size != count, scratch);
-    float* const work = workspace.work;
     if (size != count) {  // pad with zeros
       std::copy_n(x, count, workspace.other);
       std::fill_n(workspace.other + count, size - count, 0.0f);
       x = workspace.other;
     }
+    const uint32_t seed = eden_seed(Philox(key), first);
+    return code_padded<false>(x, x, size, seed, spec, workspace.work, scales, codes);
+  }
+
+  // Codes a bucket, and replaces it by the coding error.
+  bool keep_bucket(float* left, const float* source, size_t count, uint64_t first,
+                   const CodecSpec& spec, const NoiseKey& key, float* scales, uint8_t* codes,
+                   Scratch& scratch) const {
+    const size_t size = eden_size(count);
+    const uint32_t seed = eden_seed(Philox(key), first);
+    if (size == count) {
+      Workspace workspace(size, false, scratch);
+      const bool finite =
+          code_padded<true>(left, source, size, seed, spec, workspace.work, scales, codes);
+      if (finite && scales[0] < kEdenMost) {
+        const float unit = scales[0] / static_cast<float>(size);
+        if (unit != 0) kernels().eden_restore[2](workspace.work, size, seed, unit, left);
+        return true;
+      }
+    } else {
+      encode_bucket(left, count, first, spec, key, scales, codes, scratch);
+    }
+    const std::vector<float> value(left, left + count);
+    const bool finite = decode_bucket(scales, codes, count, spec, left, scratch);
+    keep_rest(value.data(), count, left);
+    return finite;
+  }
+
+  // Codes `size` elements. Keep: `work` is what eden_values makes of the codes, if the scale is not
+  // zero.
+  template <bool Keep>
+  static bool code_padded(const float* x, const float* source, size_t size, uint32_t seed,
+                          const CodecSpec& spec, float* work, float* scales, uint8_t* codes) {
+    const Kernels& k = kernels();
     float lift = 1;
-    float energy = k.eden_rotate(x, size, lift, seed, work);
+    float energy = k.eden_rotate(x, source, size, lift, seed, work);
     if (!(energy >= kEdenFaint && energy <= kEdenStrong)) {
       const uint32_t most = k.max_magnitude(x, size);
       if (most == 0 || most >= kInfinity) return send_none(most == 0, size, spec, scales, codes);
       lift = eden_lift(most);
-      energy = k.eden_rotate(x, size, lift, seed, work);
+      energy = k.eden_rotate(x, source, size, lift, seed, work);
     }
     const float d = static_cast<float>(size), grow = eden_grow(spec.bits);
     const float scale = grow * std::sqrt(d / energy) / d;
-    const float match = k.eden_code[spec.bits](work, size, scale, table_of(spec.bits), codes);
+    const EdenTable& table = table_of(spec.bits);
+    const float match = k.eden_code[Keep][spec.bits](work, size, scale, seed, table, codes);
     const float u = grow * std::sqrt(d * energy) / match / lift;
     if (u < kEdenLeast) return send_none(true, size, spec, scales, codes);
     scales[0] = eden_with_seed(u, seed);

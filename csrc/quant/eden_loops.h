@@ -303,7 +303,8 @@ QSGD_INLINE void with_group(size_t size, const F& f) {
 }
 
 template <class V>
-float eden_rotate_loop(const float* x, size_t size, float lift, uint32_t seed, float* work) {
+float eden_rotate_loop(const float* x, const float* source, size_t size, float lift, uint32_t seed,
+                       float* work) {
   alignas(64) uint32_t words[2][kMostWords];
   for (uint32_t which = 0; which < 2; ++which) sign_words<V>(seed, which, size, words[which]);
   const typename V::F factor = V::spread(lift);
@@ -313,8 +314,8 @@ float eden_rotate_loop(const float* x, size_t size, float lift, uint32_t seed, f
     constexpr int kCount = decltype(group)::kVectors;
     rise<V, kCount>(size, work, [&](size_t at, typename V::F* v) QSGD_INLINE_LAMBDA {
       signs.at(at);
-      fetch_pages(x + at);
-      if constexpr (kCount * V::kLanes > kTile) fetch_pages(x + at + kTile);
+      fetch_pages(source + at);
+      if constexpr (kCount * V::kLanes > kTile) fetch_pages(source + at + kTile);
       typename V::F square[kCount];
 #pragma GCC unroll 16
       for (int i = 0; i < kCount; ++i) {
@@ -333,8 +334,8 @@ float eden_rotate_loop(const float* x, size_t size, float lift, uint32_t seed, f
 // Number of distinct cells.
 constexpr int eden_cells(int bits) { return bits < 4 ? 1 << (bits - 1) : 1 << bits; }
 
-template <class V, int Bits>
-float eden_code_loop(const float* work, size_t size, float scale, const EdenTable& table,
+template <class V, int Bits, bool Keep>
+float eden_code_loop(float* work, size_t size, float scale, uint32_t seed, const EdenTable& table,
                      uint8_t* codes) {
   using I = typename V::I;
   constexpr int kCells = eden_cells(Bits), kLevels = (1 << Bits) / 2;
@@ -342,9 +343,9 @@ float eden_code_loop(const float* work, size_t size, float scale, const EdenTabl
   TreeSum<V> match;
   with_group<V>(size, [&](auto group) QSGD_INLINE_LAMBDA {
     constexpr int kCount = decltype(group)::kVectors;
-    fall<V, kCount>(work, size, [&](size_t /*at*/, const typename V::F* v) QSGD_INLINE_LAMBDA {
+    fall<V, kCount>(work, size, [&](size_t at, const typename V::F* v) QSGD_INLINE_LAMBDA {
       I codes_of[kCount];
-      typename V::F product[kCount];
+      typename V::F product[kCount], signed_level[kCount];
 #pragma GCC unroll 16
       for (int i = 0; i < kCount; ++i) {
         const I z = V::bits(V::mul(v[i], factor));
@@ -360,6 +361,7 @@ float eden_code_loop(const float* work, size_t size, float scale, const EdenTabl
         }
         const I value = V::template lookup<kLevels>(table.values, level);
         product[i] = V::mul(V::of_bits(magnitude), V::of_bits(value));
+        if constexpr (Keep) signed_level[i] = V::flip(V::of_bits(value), z);
         codes_of[i] = V::select(V::spread(kLevels - 1), level, V::template down<32 - Bits>(z));
       }
       constexpr int kOfTile = kTile / V::kLanes;
@@ -369,7 +371,19 @@ float eden_code_loop(const float* work, size_t size, float scale, const EdenTabl
         pack_codes<V, Bits>(codes_of + i, codes);
         codes += 8 * Bits;
       }
+      if constexpr (Keep) {  // the group at `at` has been loaded completely
+        rise<V, kCount>(kCount * V::kLanes, work + at,
+                        [&](size_t, typename V::F* risen) QSGD_INLINE_LAMBDA {
+#pragma GCC unroll 16
+                          for (int i = 0; i < kCount; ++i) risen[i] = signed_level[i];
+                        });
+      }
     });
+    if constexpr (Keep) {
+      alignas(64) uint32_t words[kMostWords];
+      sign_words<V>(seed, 1, size, words);
+      turn<V>(work, size, kCount * V::kLanes, words);
+    }
   });
   return match.total();
 }
@@ -410,7 +424,9 @@ void eden_values_loop(const uint8_t* codes, size_t size, uint32_t seed, const Ed
   });
 }
 
-template <class V, bool Add>
+enum class Into { kSet, kAdd, kSubtract };
+
+template <class V, Into kInto>
 void eden_restore_loop(const float* work, size_t size, uint32_t seed, float unit, float* out) {
   alignas(64) uint32_t words[kMostWords];
   sign_words<V>(seed, 0, size, words);
@@ -426,7 +442,9 @@ void eden_restore_loop(const float* work, size_t size, uint32_t seed, float unit
       for (int i = 0; i < kCount; ++i) {
         float* const to = out + at + i * V::kLanes;
         const typename V::F value = V::mul(signs.flip(i, v[i]), factor);
-        V::store(to, Add ? V::add(V::load(to), value) : value);
+        if constexpr (kInto == Into::kSet) V::store(to, value);
+        if constexpr (kInto == Into::kAdd) V::store(to, V::add(V::load(to), value));
+        if constexpr (kInto == Into::kSubtract) V::store(to, V::sub(V::load(to), value));
       }
     });
   });
@@ -434,7 +452,8 @@ void eden_restore_loop(const float* work, size_t size, uint32_t seed, float unit
 
 template <class V, int Bits>
 constexpr void fill_eden_bits(Kernels& k) {
-  k.eden_code[Bits] = eden_code_loop<V, Bits>;
+  k.eden_code[0][Bits] = eden_code_loop<V, Bits, false>;
+  k.eden_code[1][Bits] = eden_code_loop<V, Bits, true>;
   k.eden_values[Bits] = eden_values_loop<V, Bits>;
   if constexpr (Bits > 1) fill_eden_bits<V, Bits - 1>(k);
 }
@@ -442,8 +461,9 @@ constexpr void fill_eden_bits(Kernels& k) {
 template <class V>
 constexpr void fill_eden(Kernels& k) {
   k.eden_rotate = eden_rotate_loop<V>;
-  k.eden_restore[0] = eden_restore_loop<V, false>;
-  k.eden_restore[1] = eden_restore_loop<V, true>;
+  k.eden_restore[0] = eden_restore_loop<V, Into::kSet>;
+  k.eden_restore[1] = eden_restore_loop<V, Into::kAdd>;
+  k.eden_restore[2] = eden_restore_loop<V, Into::kSubtract>;
   fill_eden_bits<V, 8>(k);
 }
 

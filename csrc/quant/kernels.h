@@ -96,17 +96,20 @@ struct Kernels {
   // `work`. Consecutive steps share the rotations, without their factors of 1 / sqrt(size): the
   // butterflies within a few registers are left to the second step.
   //
-  // work = x times lift, rotated. Returns |x lift|^2.
-  float (*eden_rotate)(const float* x, size_t size, float lift, uint32_t seed, float* work);
+  // work = x times lift, rotated. Returns |x lift|^2. `source` is the memory of the next x, which
+  // is prefetched.
+  float (*eden_rotate)(const float* x, const float* source, size_t size, float lift, uint32_t seed,
+                       float* work);
   // By bits: codes of `work` times scale, in cells. Returns the scalar product of these with their
-  // levels.
-  float (*eden_code[9])(const float* work, size_t size, float scale, const EdenTable& table,
-                        uint8_t* codes);
+  // levels. Index 1 replaces `work` by what eden_values makes of the codes.
+  using EdenCode = float (*)(float* work, size_t size, float scale, uint32_t seed,
+                             const EdenTable& table, uint8_t* codes);
+  EdenCode eden_code[2][9];
   // By bits: the levels of codes, rotated back.
   void (*eden_values[9])(const uint8_t* codes, size_t size, uint32_t seed, const EdenTable& table,
                          float* work);
-  // Index 1 adds: out = `work` times unit, or out += that.
-  void (*eden_restore[2])(const float* work, size_t size, uint32_t seed, float unit, float* out);
+  // out = `work` times unit; index 1: out += that; index 2: out -= that.
+  void (*eden_restore[3])(const float* work, size_t size, uint32_t seed, float unit, float* out);
 
   // Index 1: bfloat16, else float16. Unaligned elements to and from float32, rounded to nearest,
   // ties to even; Inf beyond the range. Returns the largest magnitude of the float32 values, as

@@ -28,8 +28,8 @@ OTHERS = [
     {"scheme": "terngrad", "contract": True},
     {"scheme": "topk", "k": 8},
     {"scheme": "elias", "bits": 5},
-    {"scheme": "eden", "bits": 1},
-    {"scheme": "eden", "bits": 3},
+    *({"scheme": "eden", "bits": bits} for bits in range(1, 9)),
+    *({"scheme": "eden", "bits": 4, "bucket_size": size} for size in (64, 512)),
     {"scheme": "bfloat16"},
 ]
 
@@ -61,7 +61,7 @@ def agree(
     x: np.ndarray, options: dict, by: float = 1.0, dtype: str = "", threads: int = 1
 ) -> np.ndarray:
     """Encode with what was left, compare with the definition, and return what is left now."""
-    spec = _core.CodecSpec(bucket_size=BUCKET, **options)
+    spec = _core.CodecSpec(**{"bucket_size": BUCKET} | options)
     left = np.random.default_rng(7).standard_normal(x.size).astype(np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         value = as_float32(x) * np.float32(by) + left
@@ -89,17 +89,23 @@ def test_it_sends_the_value_with_what_was_left_and_keeps_the_rest(options):
 @pytest.mark.usefixtures("_instruction_set")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_elements_of_any_floating_type_leave_float32(dtype):
-    for options, count in itertools.product(({"bits": 4}, {"scheme": "topk", "k": 8}), (65, 1300)):
+    codes = ({"bits": 4}, {"scheme": "topk", "k": 8}, {"scheme": "eden", "bits": 4})
+    for options, count in itertools.product(codes, (65, 1300)):
         agree(gradients(count, dtype), options, by=0.5, dtype=dtype)
 
 
 @pytest.mark.usefixtures("_instruction_set")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(
-    "options", [{"bits": 4}, {"bits": 2, "contract": True}, {"scheme": "topk"}]
+    "options",
+    [
+        {"bits": 4},
+        {"bits": 2, "contract": True},
+        {"scheme": "topk", "k": 8},
+        {"scheme": "eden", "bits": 4},
+    ],
 )
 def test_a_bucket_that_is_not_finite_leaves_nothing(options, bad):
-    options = options | ({"k": 8} if options.get("scheme") == "topk" else {})
     x = np.ones(4 * BUCKET, dtype=np.float32) / 3
     x[BUCKET + 5] = bad
     left = agree(x, options)
@@ -108,7 +114,9 @@ def test_a_bucket_that_is_not_finite_leaves_nothing(options, bad):
     assert np.isfinite(left).all()
 
 
-@pytest.mark.parametrize("options", [{"bits": 8}, {"bits": 2, "contract": True}])
+@pytest.mark.parametrize(
+    "options", [{"bits": 8}, {"bits": 2, "contract": True}, {"scheme": "eden", "bits": 4}]
+)
 def test_any_number_of_threads_leaves_the_same(options):
     x = np.resize(gradients(1300), 1 << 20)
     assert agree(x, options).tobytes() == agree(x, options, threads=3).tobytes()
