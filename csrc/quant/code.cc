@@ -74,7 +74,7 @@ bool Code::encode_keeping(const void* x, DType dtype, float by, size_t count, ui
     float* const scale = scales + spec.scales(at);
     uint8_t* const code = codes + spec.code_bytes(at);
     scale_add(static_cast<const char*>(x) + at * facts(dtype).size, dtype, size, by, left + at,
-              value);
+              value, true);
     finite &= encode(value, DType::kFloat32, size, first + at, spec, key, scale, code);
     decode(scale, code, size, spec, left + at, DType::kFloat32);
     keep_rest(value, size, left + at);

@@ -42,13 +42,14 @@ bool float32_to(const float* x, size_t count, DType dtype, void* out) {
   return kernels().shorten[brain](x, count, out) < (brain ? kBeyondBFloat16 : kBeyondFloat16);
 }
 
-uint32_t scale_add(const void* x, DType dtype, size_t count, float by, const float* left,
-                   float* to) {
+uint32_t scale_add(const void* x, DType dtype, size_t count, float by, const float* left, float* to,
+                   bool fetch) {
   const int type = kernel_type(dtype);
-  if (type >= 0) return kernels().scale_add[type](x, count, by, left, to);
+  if (type >= 0) return kernels().scale_add[type](x, count, by, left, to, fetch);
   std::vector<float> value(count);
   float32_from(x, dtype, count, value.data());
-  return kernels().scale_add[kernel_type(DType::kFloat32)](value.data(), count, by, left, to);
+  return kernels().scale_add[kernel_type(DType::kFloat32)](value.data(), count, by, left, to,
+                                                           fetch);
 }
 
 }  // namespace qsgd

@@ -99,10 +99,8 @@ class Eden final : public BucketCode {
     for (size_t at = 0; at < count; at += spec.bucket, left += spec.bucket, ++scales) {
       const size_t size = std::min<size_t>(spec.bucket, count - at);
       const char* const from = static_cast<const char*>(x) + at * facts(dtype).size;
-      scale_add(from, dtype, size, by, left, left);
-      const float* const source =
-          dtype == DType::kFloat32 ? reinterpret_cast<const float*>(from) : left;
-      finite &= keep_bucket(left, source, size, first + at, spec, key, scales, codes, scratch);
+      scale_add(from, dtype, size, by, left, left, true);
+      finite &= keep_bucket(left, size, first + at, spec, key, scales, codes, scratch);
       codes += code_bytes(spec, size);
     }
     return finite;
@@ -120,19 +118,17 @@ class Eden final : public BucketCode {
       x = workspace.other;
     }
     const uint32_t seed = eden_seed(Philox(key), first);
-    return code_padded<false>(x, x, size, seed, spec, workspace.work, scales, codes);
+    return code_padded<false>(x, size, seed, spec, workspace.work, scales, codes);
   }
 
   // Codes a bucket, and replaces it by the coding error.
-  bool keep_bucket(float* left, const float* source, size_t count, uint64_t first,
-                   const CodecSpec& spec, const NoiseKey& key, float* scales, uint8_t* codes,
-                   Scratch& scratch) const {
+  bool keep_bucket(float* left, size_t count, uint64_t first, const CodecSpec& spec,
+                   const NoiseKey& key, float* scales, uint8_t* codes, Scratch& scratch) const {
     const size_t size = eden_size(count);
     const uint32_t seed = eden_seed(Philox(key), first);
     if (size == count) {
       Workspace workspace(size, false, scratch);
-      const bool finite =
-          code_padded<true>(left, source, size, seed, spec, workspace.work, scales, codes);
+      const bool finite = code_padded<true>(left, size, seed, spec, workspace.work, scales, codes);
       if (finite && scales[0] < kEdenMost) {
         const float unit = scales[0] / static_cast<float>(size);
         if (unit != 0) kernels().eden_restore[2](workspace.work, size, seed, unit, left);
@@ -150,16 +146,16 @@ class Eden final : public BucketCode {
   // Codes `size` elements. Keep: `work` is what eden_values makes of the codes, if the scale is not
   // zero.
   template <bool Keep>
-  static bool code_padded(const float* x, const float* source, size_t size, uint32_t seed,
-                          const CodecSpec& spec, float* work, float* scales, uint8_t* codes) {
+  static bool code_padded(const float* x, size_t size, uint32_t seed, const CodecSpec& spec,
+                          float* work, float* scales, uint8_t* codes) {
     const Kernels& k = kernels();
     float lift = 1;
-    float energy = k.eden_rotate(x, source, size, lift, seed, work);
+    float energy = k.eden_rotate(x, size, lift, seed, work);
     if (!(energy >= kEdenFaint && energy <= kEdenStrong)) {
       const uint32_t most = k.max_magnitude(x, size);
       if (most == 0 || most >= kInfinity) return send_none(most == 0, size, spec, scales, codes);
       lift = eden_lift(most);
-      energy = k.eden_rotate(x, source, size, lift, seed, work);
+      energy = k.eden_rotate(x, size, lift, seed, work);
     }
     const float d = static_cast<float>(size), grow = eden_grow(spec.bits);
     const float scale = grow * std::sqrt(d / energy) / d;

@@ -303,8 +303,7 @@ QSGD_INLINE void with_group(size_t size, const F& f) {
 }
 
 template <class V>
-float eden_rotate_loop(const float* x, const float* source, size_t size, float lift, uint32_t seed,
-                       float* work) {
+float eden_rotate_loop(const float* x, size_t size, float lift, uint32_t seed, float* work) {
   alignas(64) uint32_t words[2][kMostWords];
   for (uint32_t which = 0; which < 2; ++which) sign_words<V>(seed, which, size, words[which]);
   const typename V::F factor = V::spread(lift);
@@ -314,8 +313,8 @@ float eden_rotate_loop(const float* x, const float* source, size_t size, float l
     constexpr int kCount = decltype(group)::kVectors;
     rise<V, kCount>(size, work, [&](size_t at, typename V::F* v) QSGD_INLINE_LAMBDA {
       signs.at(at);
-      fetch_pages(source + at);
-      if constexpr (kCount * V::kLanes > kTile) fetch_pages(source + at + kTile);
+      fetch_pages(x + at);
+      if constexpr (kCount * V::kLanes > kTile) fetch_pages(x + at + kTile);
       typename V::F square[kCount];
 #pragma GCC unroll 16
       for (int i = 0; i < kCount; ++i) {

@@ -211,12 +211,17 @@ void quantize_keeping_loop(const float* x, size_t tiles, float scale, float unit
 }
 
 template <class V, class Element>
-uint32_t scale_add_loop(const void* from, size_t count, float by, const float* left, float* to) {
+uint32_t scale_add_loop(const void* from, size_t count, float by, const float* left, float* to,
+                        bool fetch) {
   const auto* const x = static_cast<const Element*>(from);
   const typename V::F factor = V::spread(by);
   typename V::I most = V::spread(0);
   size_t i = 0;
   for (; i + kTile <= count; i += kTile) {
+    if (fetch) {
+      fetch_pages(x + i);
+      fetch_pages(left + i);
+    }
 #pragma GCC unroll 16
     for (int part = 0; part < kTile; part += V::kLanes) {
       const typename V::F scaled = V::mul(V::load(x + i + part), factor);

@@ -72,8 +72,9 @@ struct Kernels {
   QuantizeKeeping quantize_keeping[2][9];
 
   // By kernel_type(): to[i] = x[i] * by + left[i]. Returns the largest magnitude, as max_magnitude
-  // does.
-  uint32_t (*scale_add[3])(const void* x, size_t count, float by, const float* left, float* to);
+  // does. `fetch`: prefetches the memory after x and left, if no later step does.
+  uint32_t (*scale_add[3])(const void* x, size_t count, float by, const float* left, float* to,
+                           bool fetch);
 
   // Sum of f (2^16 - f), where f are the 16 fractional bits of x[i] * scale, over complete tiles:
   // 2^32 times the variance of stochastic rounding. At most 2^16 elements.
@@ -96,10 +97,8 @@ struct Kernels {
   // `work`. Consecutive steps share the rotations, without their factors of 1 / sqrt(size): the
   // butterflies within a few registers are left to the second step.
   //
-  // work = x times lift, rotated. Returns |x lift|^2. `source` is the memory of the next x, which
-  // is prefetched.
-  float (*eden_rotate)(const float* x, const float* source, size_t size, float lift, uint32_t seed,
-                       float* work);
+  // work = x times lift, rotated. Returns |x lift|^2.
+  float (*eden_rotate)(const float* x, size_t size, float lift, uint32_t seed, float* work);
   // By bits: codes of `work` times scale, in cells. Returns the scalar product of these with their
   // levels. Index 1 replaces `work` by what eden_values makes of the codes.
   using EdenCode = float (*)(float* work, size_t size, float scale, uint32_t seed,

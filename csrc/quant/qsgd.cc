@@ -282,7 +282,8 @@ bool encode_buckets_keeping(const char* x, DType dtype, float by, size_t count, 
   bool finite = true;
   for (size_t at = 0; at < count; at += spec.bucket) {
     const size_t size = std::min<size_t>(spec.bucket, count - at);
-    const uint32_t most = scale_add(x + at * facts(dtype).size, dtype, size, by, left + at, value);
+    const uint32_t most =
+        scale_add(x + at * facts(dtype).size, dtype, size, by, left + at, value, false);
     finite &= most < kInfinity;
     const float* const source =
         dtype == DType::kFloat32 ? reinterpret_cast<const float*>(x) + at : left + at;
