@@ -4,24 +4,12 @@
 
 #include "quant/code.h"
 #include "quant/convert.h"
-#include "quant/pack.h"
+#include "quant/kernels.h"
 
 namespace qsgd {
 namespace {
 
 size_t tiles(size_t count) { return (count + kTile - 1) / kTile; }
-
-QSGD_CLONES
-void pack(const uint8_t* code, size_t tiles, int bits, uint8_t* out) {
-  const size_t tile_bytes = static_cast<size_t>(kTile / 8 * bits);
-  for (size_t t = 0; t < tiles; ++t) pack_tile(code + t * kTile, bits, out + t * tile_bytes);
-}
-
-QSGD_CLONES
-void unpack(const uint8_t* in, size_t tiles, int bits, uint8_t* code) {
-  const size_t tile_bytes = static_cast<size_t>(kTile / 8 * bits);
-  for (size_t t = 0; t < tiles; ++t) unpack_tile(in + t * tile_bytes, bits, code + t * kTile);
-}
 
 // Calls f(begin, size, scales, codes) for each bucket.
 template <class Scales, class Codes, class F>
@@ -32,11 +20,6 @@ void each_bucket(size_t count, const CodecSpec& spec, Scales* scales, Codes* cod
     scales += spec.scales(size);
     codes += spec.code_bytes(size);
   }
-}
-
-QSGD_CLONES
-void add(const float* values, size_t count, float* sum) {
-  for (size_t i = 0; i < count; ++i) sum[i] += values[i];
 }
 
 }  // namespace
@@ -107,7 +90,7 @@ void BucketCode::add_bucket(const float* scales, const uint8_t* codes, size_t co
                             const CodecSpec& spec, float* sum, Scratch& scratch) const {
   scratch.values.resize(count);
   decode_bucket(scales, codes, count, spec, scratch.values.data(), scratch);
-  add(scratch.values.data(), count, sum);
+  kernels().add(sum, scratch.values.data(), count);
 }
 
 bool IntegerCode::encode_bucket(const float* x, size_t count, uint64_t first, const CodecSpec& spec,
@@ -124,14 +107,14 @@ bool IntegerCode::encode_bucket(const float* x, size_t count, uint64_t first, co
   std::memset(integers + count, 0, whole - count);
   const uint16_t* const drawn = draws ? scratch.noise.data() : nullptr;
   const bool finite = encode_integers(x, count, spec, drawn, scales, integers);
-  pack(integers, tiles(count), spec.bits, codes);
+  kernels().pack[spec.bits](integers, tiles(count), codes);
   return finite;
 }
 
 bool IntegerCode::decode_bucket(const float* scales, const uint8_t* codes, size_t count,
                                 const CodecSpec& spec, float* out, Scratch& scratch) const {
   scratch.integers.resize(tiles(count) * kTile);
-  unpack(codes, tiles(count), spec.bits, scratch.integers.data());
+  kernels().unpack[spec.bits](codes, tiles(count), scratch.integers.data());
   decode_integers(scales, scratch.integers.data(), count, spec, out);
   return all_finite(scales, spec.scales(count));
 }

@@ -388,6 +388,23 @@ void hash_take_loop(HashLanes& lanes, const uint8_t* bytes, size_t rows) {
   for (int i = 0; i < kVectors; ++i) V::store_ints(lanes.word + i * V::kLanes, state[i]);
 }
 
+template <class V, int Bits>
+void pack_loop(const uint8_t* code, size_t tiles, uint8_t* out) {
+  for (size_t t = 0; t < tiles; ++t) pack_tile<Bits>(code + t * kTile, out + t * 8 * Bits);
+}
+
+template <class V, int Bits>
+void unpack_loop(const uint8_t* in, size_t tiles, uint8_t* code) {
+  for (size_t t = 0; t < tiles; ++t) unpack_codes<V, Bits>(in + t * 8 * Bits, code + t * kTile);
+}
+
+template <class V, int Bits>
+constexpr void fill_packing(Kernels& k) {
+  k.pack[Bits] = pack_loop<V, Bits>;
+  k.unpack[Bits] = unpack_loop<V, Bits>;
+  if constexpr (Bits > 1) fill_packing<V, Bits - 1>(k);
+}
+
 template <class V, int Bits, class Element>
 constexpr void fill_types(Kernels& k, int type) {
   k.quantize_buckets[type][0][Bits] = quantize_buckets_loop<V, Element, Bits, false>;
@@ -433,6 +450,7 @@ constexpr Kernels make_kernels(const char* name) {
   k.shorten[1] = shorten_loop<V, BFloat16>;
   k.add = add_loop<V>;
   k.hash_take = hash_take_loop<V>;
+  fill_packing<V, 8>(k);
   fill_eden<V>(k);
   return k;
 }

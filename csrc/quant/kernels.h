@@ -87,6 +87,10 @@ struct Kernels {
                                      uint8_t* codes);
   QuantizeBuckets quantize_buckets[3][2][9];
 
+  // By bits: packs the codes of complete tiles, one byte each (pack.h), and the inverse.
+  using Pack = void (*)(const uint8_t* code, size_t tiles, uint8_t* out);
+  Pack pack[9], unpack[9];
+
   // By kernel_type() and bits: level times unit, for complete tiles; dequantize_add adds it to
   // float32.
   using Dequantize = void (*)(const uint8_t* codes, size_t tiles, float unit, void* out);

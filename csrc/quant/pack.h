@@ -63,21 +63,4 @@ QSGD_INLINE void unpack_tile(const uint8_t* in, uint8_t* code) {
   std::memcpy(code, words, sizeof words);
 }
 
-// For numbers of bits known only at run time.
-using TileCoder = void (*)(const uint8_t*, uint8_t*);
-
-inline void pack_tile(const uint8_t* code, int bits, uint8_t* out) {
-  static constexpr TileCoder kTable[9] = {nullptr,      pack_tile<1>, pack_tile<2>,
-                                          pack_tile<3>, pack_tile<4>, pack_tile<5>,
-                                          pack_tile<6>, pack_tile<7>, pack_tile<8>};
-  kTable[bits](code, out);
-}
-
-inline void unpack_tile(const uint8_t* in, int bits, uint8_t* code) {
-  static constexpr TileCoder kTable[9] = {nullptr,        unpack_tile<1>, unpack_tile<2>,
-                                          unpack_tile<3>, unpack_tile<4>, unpack_tile<5>,
-                                          unpack_tile<6>, unpack_tile<7>, unpack_tile<8>};
-  kTable[bits](in, code);
-}
-
 }  // namespace qsgd

@@ -9,7 +9,6 @@
 #include "quant/code.h"
 #include "quant/convert.h"
 #include "quant/kernels.h"
-#include "quant/pack.h"
 
 namespace qsgd {
 namespace {
@@ -73,7 +72,7 @@ void quantize_by_philox(const float* x, size_t count, float lift, float scale,
       const auto number = static_cast<int32_t>(std::lrint(staged[i] * lift * scale));
       code[i] = static_cast<uint8_t>(static_cast<unsigned>((number + draw[i]) >> 16) + levels);
     }
-    pack_tile(code, spec.bits, codes);
+    kernels().pack[spec.bits](code, 1, codes);
   }
 }
 
@@ -95,7 +94,7 @@ void quantize(const Kernels& k, const float* x, size_t count, const Grid& grid,
 void write_zeros(size_t count, const CodecSpec& spec, uint8_t* codes) {
   uint8_t code[kTile], packed[kTile];
   std::memset(code, spec.levels(), sizeof code);
-  pack_tile(code, spec.bits, packed);
+  kernels().pack[spec.bits](code, 1, packed);
   const size_t tile_bytes = spec.code_bytes(kTile);
   for (size_t t = 0; t < tiles_of(count); ++t, codes += tile_bytes) {
     std::memcpy(codes, packed, tile_bytes);
@@ -161,7 +160,7 @@ bool is_extreme(float norm) { return (norm < kSmall && norm != 0) || norm > kLar
 void values_of_extreme(const uint8_t* codes, float norm, const CodecSpec& spec, float* value) {
   const int levels = spec.levels();
   uint8_t code[kTile];
-  unpack_tile(codes, spec.bits, code);
+  kernels().unpack[spec.bits](codes, 1, code);
   for (int i = 0; i < kTile; ++i) {
     value[i] = static_cast<float>(double(int{code[i]} - levels) * double{norm} / levels);
   }
