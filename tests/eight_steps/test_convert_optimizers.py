@@ -251,3 +251,27 @@ def test_the_steps_of_a_schedule_of_batches_are_a_ranks(count, divided, made, na
     assert (remedy in [note.text for note in done(text).to_decide]) == divided
     each_epoch = torch_script(setup, "s.step()")
     assert remedy not in [note.text for note in done(each_epoch).to_decide]
+
+
+@pytest.mark.parametrize("name", ["opt", "optim", "sgd"])
+def test_a_rate_that_a_checkpoint_restores_gets_no_warm_up_but_a_todo(name):
+    text = torch_script("optimizer.load_state_dict(torch.load('a.pt'))")
+    made = done(text.replace("optimizer", name))
+    assert "LinearLR" not in made.after
+    assert any("the checkpoint sets the learning rate" in note.text for note in made.to_decide)
+
+
+def test_optimizers_restored_in_a_loop_get_no_warm_up():
+    made = done(torch_script("for each in (model, optimizer):\n    each.load_state_dict(s)"))
+    assert "LinearLR" not in made.after
+
+
+def test_a_restored_model_is_no_restored_rate():
+    assert "LinearLR" in done(torch_script("model.load_state_dict(state)")).after
+
+
+@pytest.mark.parametrize("length", ["", "\n    def __len__(self):\n        return 9"])
+def test_a_stream_without_a_length_is_not_asked_for_it(length):
+    kind = f"class Stream(torch.utils.data.IterableDataset):\n    pass{length}\n"
+    text = torch_script().replace("loader = DataLoader(data", f"{kind}loader = DataLoader(Stream()")
+    assert ("len(loader)" in done(text).after) == bool(length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import libcst as cst
@@ -205,7 +205,12 @@ def counts(
 
 
 def average_metrics(
-    plan: Plan, loop: TrainLoop, complete_too: bool = False, *, numbers: bool = False
+    plan: Plan,
+    loop: TrainLoop,
+    complete_too: bool = False,
+    *,
+    numbers: bool = False,
+    summed: Collection[str] = (),
 ) -> None:
     """Sum the sums of a loop over the ranks, immediately after the loop.
 
@@ -214,10 +219,11 @@ def average_metrics(
         loop: a loop over a rank's own batches.
         complete_too: whether the same loop also iterates over data that every rank has completely.
         numbers: whether the script computes with numbers only.
+        summed: names of metrics that are summed otherwise.
     """
     script = plan.script
     found = {each.name: each for each in sums(plan, loop, numbers)}
-    partial = list(meters(script, loop))
+    partial = [name for name in meters(script, loop) if name not in summed]
     lines = []
     for each in found.values():
         if each.kind == "count":

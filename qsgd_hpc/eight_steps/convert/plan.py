@@ -12,7 +12,7 @@ from qsgd_hpc.eight_steps.lines import margin
 from qsgd_hpc.eight_steps.reading import Script
 from qsgd_hpc.eight_steps.steps import step
 
-__all__ = ["TODO", "WIDTH", "Edit", "Note", "Plan", "apply"]
+__all__ = ["HEADER", "TODO", "WIDTH", "Edit", "Note", "Plan", "apply"]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.calls import find, names_in, walk
-from qsgd_hpc.eight_steps.convert.plan import Edit, Plan
+from qsgd_hpc.eight_steps.convert.plan import HEADER, Edit, Plan
 from qsgd_hpc.eight_steps.convert.records import RUNS, looks, muted, nowhere, opens, record_once
 from qsgd_hpc.eight_steps.reading import Script, dotted
 
@@ -101,9 +101,14 @@ def outputs(script: Script, statement: cst.CSTNode) -> tuple[cst.Call, ...]:
         parts = statement.body
     else:
         return ()
-    calls = [p.value for p in parts if isinstance(p, cst.Expr) and isinstance(p.value, cst.Call)]
-    whole = len(calls) == len(parts) and all(is_output(script, call) for call in calls)
-    return tuple(calls) if whole else ()
+    calls = [call for part in parts if (call := output_of(script, part)) is not None]
+    return tuple(calls) if len(calls) == len(parts) else ()
+
+
+def output_of(script: Script, part: cst.CSTNode) -> cst.Call | None:
+    """Return the call of a simple statement that only prints or writes."""
+    call = part.value if isinstance(part, cst.Expr) else None
+    return call if isinstance(call, cst.Call) and is_output(script, call) else None
 
 
 def own_work(
@@ -150,7 +155,41 @@ def guard_outputs(plan: Plan, training: frozenset[cst.FunctionDef], first_line: 
                 group = []
         if group:
             _guard(plan, group, training)
+    for node in script.nodes:
+        parent = script.parents.get(node)
+        if isinstance(node, cst.SimpleStatementLine) and script.line(node) > first_line:
+            if not any(outer is each for outer in (node, *script.ancestors(node)) for each in done):
+                _split(plan, node, training)
+        elif isinstance(node, cst.SimpleStatementSuite) and not outputs(script, parent or node):
+            for part in node.body:
+                if output_of(script, part) is not None:
+                    plan.todo(node, "every rank does this, but only rank 0 should write or print.")
     _bars(plan)
+
+
+def _split(plan: Plan, line: cst.SimpleStatementLine, training: frozenset[cst.FunctionDef]) -> None:
+    """Guard the outputs among the statements of a line, which are separated by semicolons."""
+    script = plan.script
+    found = [output_of(script, part) for part in line.body]
+    if not any(found):
+        return
+    if any(call is not None and any(own_work(plan, call, training)) for call in found):
+        plan.todo(line, "every rank must do the work in this, but only rank 0 write or print.")
+        return
+    indent = plan.indentation(line)
+    start = plan.newline + indent
+    guard = f"{start}if hvd.rank() == 0:{start}{script.module.default_indent}"
+    calls = [call for call in found if call is not None]
+    text = "Otherwise every line would appear once per rank."
+    if not all(is_print(script, call) for call in calls):
+        text = "All ranks have the same state, so one copy is enough."
+    plan.before(line, *plan.comment(7, text, line, once=True))
+    if found[0] is not None:
+        place = plan.offset(script.start(line.body[0]))
+        plan.edits.append(Edit(place, place, guard.removeprefix(start), HEADER))
+    for before, after, call in zip(line.body, line.body[1:], found[1:], strict=False):
+        begin, end = plan.offset(script.end(before)), plan.offset(script.start(after))
+        plan.edits.append(Edit(begin, end, guard if call is not None else start))
 
 
 def _hoists(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.FunctionDef]) -> bool:

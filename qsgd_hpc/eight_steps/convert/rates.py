@@ -158,11 +158,21 @@ def steps_of(
     loaders: Sequence[str],
     torch: str = "torch",
     loaded: bool = False,
+    unsized: frozenset[str] = frozenset(),
 ) -> Steps:
-    """Return the expressions for the number of batches of a rank in an epoch."""
-    counts = [(f"len({name})", frozenset({name})) for name in loaders]
+    """Return the expressions for the number of batches of a rank in an epoch.
+
+    Args:
+        script: the script.
+        loops: its training loops.
+        loaders: names of the loaders for training.
+        torch: the script's name for torch.
+        loaded: whether the loops iterate over loaders, perhaps by other names.
+        unsized: names of objects without a length.
+    """
+    counts = [(f"len({name})", frozenset({name})) for name in loaders if name not in unsized]
     for each in loops if counts or loaded else ():
-        over = set(_names_along(script, each))
+        over = set(_names_along(script, each)) - unsized
         counts += [(f"len({name})", frozenset({name})) for name in sorted(over)]
     for each in loops:
         found = range_of(script, each.loop) or split_of(script, each.loop)

@@ -59,7 +59,7 @@ def convert_tf2(plan: Plan) -> None:
             plan.todo(call, "average the gradients: use tape.gradient() and apply_gradients().")
     _broadcast(plan, loops, gradients, applies)
     for loop in loops:
-        average_metrics(plan, loop)
+        average_metrics(plan, loop, summed=_updated(script, loop))
     _sum_metrics(plan, loops)
     _writers(plan)
     reseed(plan)
@@ -160,11 +160,12 @@ def _sum_metrics(plan: Plan, loops: Sequence[TrainLoop]) -> None:
             names = [name for name in names if name not in kept]
         if names:
             given = f"({', '.join(names)})" if len(names) > 1 else f"({names[0]},)"
+            each = "each_metric" if re.search(r"\bmetric\b", script.text) else "metric"
             plan.after(
                 loop.loop,
                 *plan.comment(8, METRICS_TEXT, loop.loop),
-                f"for metric in {given}:",
-                "    for value in metric.variables:",
+                f"for {each} in {given}:",
+                f"    for value in {each}.variables:",
                 f"        value.assign(hvd.allreduce({tf}.convert_to_tensor(value), op=hvd.Sum))",
             )
 

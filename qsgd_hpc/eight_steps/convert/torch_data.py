@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import find, inside, name_of_module, target_of
+from qsgd_hpc.eight_steps.convert.calls import (
+    find,
+    inside,
+    name_of_module,
+    target_of,
+    walk,
+)
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, sources
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted
@@ -31,6 +37,11 @@ class Loaders:
     def names(self, script: Script) -> tuple[str, ...]:
         """Return the names of the loaders for training."""
         return tuple(name for name in (target_of(script, call) for call in self.train) if name)
+
+    def unsized(self, script: Script) -> frozenset[str]:
+        """Return the names of the loaders whose number of batches is unknown."""
+        streams = [c for c in self.all if (kind := _stream_of(script, c)) and not _has_len(kind)]
+        return frozenset(target_of(script, call) for call in streams)
 
 
 def shuffles(call: cst.Call) -> bool:
@@ -87,14 +98,25 @@ def _reason_against(script: Script, call: cst.Call) -> str:
         isinstance(a, cst.BaseComp) for a in script.ancestors(call)
     ):
         return "it is made in a comprehension"
+    if _stream_of(script, call) is not None:
+        return "an iterable data set has to divide itself among the ranks"
+    return "" if find(call, "dataset", 0) is not None else "its data set is not written here"
+
+
+def _stream_of(script: Script, call: cst.Call) -> cst.ClassDef | None:
+    """Return the script's own class of a loader's data, if it is an iterable data set."""
     given = find(call, "dataset", 0)
     made = script.value(given.value) if given is not None else None
     for node in script.nodes:
         if isinstance(node, cst.ClassDef) and isinstance(made, cst.Call):
             bases = [script.qualified(arg.value) for arg in node.bases]
             if dotted(made.func) == node.name.value and any("IterableDataset" in b for b in bases):
-                return "an iterable data set has to divide itself among the ranks"
-    return "" if given is not None else "its data set is not written here"
+                return node
+    return None
+
+
+def _has_len(kind: cst.ClassDef) -> bool:
+    return any(isinstance(n, cst.FunctionDef) and n.name.value == "__len__" for n in walk(kind))
 
 
 def _shard(plan: Plan, call: cst.Call) -> None:

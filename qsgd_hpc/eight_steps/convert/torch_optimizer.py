@@ -261,10 +261,7 @@ def warm_up(
         for n in script.nodes
         if isinstance(n, cst.SimpleString) and n.raw_value == "lr" and _is_set(script, n)
     ]
-    resumed = any(
-        script.called(c).endswith(".load_state_dict") and "optim" in script.code(c.func)
-        for c in script.calls
-    )
+    resumed = any(_restores(script, c, target) for c in script.calls)
     if own == ["OneCycleLR"]:
         for call in script.calls:
             if script.called(call).endswith(".OneCycleLR"):
@@ -301,6 +298,19 @@ def warm_up(
         f"    {target}, start_factor=1 / hvd.size(), total_iters={count}",
         ")",
         f"{target}.register_step_post_hook(lambda *_: {name}.step())",
+    )
+
+
+def _restores(script: Script, call: cst.Call, target: str) -> bool:
+    """Return whether a call may load the state of an optimizer, which has its learning rate."""
+    if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "load_state_dict":
+        return False
+    owner = call.func.value
+    bound = script.binding(owner)
+    return (
+        dotted(owner) == target
+        or is_optimizer_name(owner)
+        or (bound is not None and bound.how == "for")
     )
 
 

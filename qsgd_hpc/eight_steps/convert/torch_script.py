@@ -64,7 +64,9 @@ def convert_torch(plan: Plan) -> None:
     torch_data.set_epochs(plan, loaders)
     torch = opening.torch_name(script) or "torch"
     names = loaders.names(script)
-    known = steps_of(script, loops, names, torch, loaded=bool(loaders.train))
+    known = steps_of(
+        script, loops, names, torch, bool(loaders.train), unsized=loaders.unsized(script)
+    )
     distribute_optimizers(plan, loops, known)
     _count_steps(plan, loaders)
     _wait_for_files(plan, loops)

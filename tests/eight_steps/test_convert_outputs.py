@@ -1,0 +1,188 @@
+"""Step 7 of the conversion, a rule at a time: what only rank 0 prints and writes."""
+
+from __future__ import annotations
+
+import pytest
+
+from qsgd_hpc.eight_steps.convert import convert
+from tests.eight_steps.scripts import done, torch_script
+
+
+def test_what_rank_0_prints_is_computed_by_every_rank():
+    text = """
+        import torch
+        from torch.utils.data import DataLoader
+
+        def train(model, optimizer, loader):
+            for x, y in loader:
+                loss = model(x, y)
+                loss.backward()
+                optimizer.step()
+            return 1
+
+        def main():
+            torch.manual_seed(0)
+            loader = DataLoader(data, 8, shuffle=True)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for epoch in range(2):
+                print("epoch", epoch, train(model, optimizer, loader), flush=True)
+
+        if __name__ == "__main__":
+            main()
+    """
+    after = done(text).after
+    assert 'printed = ("epoch", epoch, train(model, optimizer, loader))' in after
+    assert "print(*printed, flush=True)" in after
+    assert "loader.sampler.set_epoch(" in after
+    assert after.index("if __name__") < after.index("hvd.init()")
+
+
+def test_lines_inside_of_a_string_are_not_indented_with_what_prints_it():
+    made = done(torch_script(after='print("""one\ntwo""")'))
+    assert 'print("""one\n    two""")' in made.after or 'print("""one\ntwo""")' in made.after
+    assert made.before.split("two")[0][-5:] == made.after.split("two")[0][-5:]
+
+
+def test_neighbouring_prints_share_one_condition():
+    made = done(torch_script(after="print(1)\nprint(2)"))
+    assert "    if hvd.rank() == 0:\n        print(1)\n        print(2)\n" in made.after
+
+
+def test_an_output_among_other_statements_of_a_line_is_rank_0s():
+    setup = "model.train(); a = 1; torch.save(a,\n  'a.pt'); print('two\\nlines'); b = 2  # why"
+    after = done(torch_script(setup, after="print(b); b += 1")).after
+    assert (
+        "model.train()\na = 1\nif hvd.rank() == 0:\n    torch.save(a,\n  'a.pt')\n"
+        "if hvd.rank() == 0:\n    print('two\\nlines')\nb = 2  # why\n"
+    ) in after
+    assert "    if hvd.rank() == 0:\n        print(b)\n    b += 1\n" in after
+
+
+@pytest.mark.parametrize("setup", ["for i in range(2): print(i)", "if a: print(a); b = 1"])
+def test_an_output_on_the_line_of_a_compound_statement_is_left_to_the_author(setup):
+    made = done(torch_script(setup))
+    assert setup in made.after
+    assert [note.text for note in made.to_decide] == [
+        "every rank does this, but only rank 0 should write or print."
+    ]
+
+
+def test_an_output_that_trains_among_other_statements_is_left_to_the_author():
+    made = done("""
+        import torch
+
+        def fit(model, optimizer):
+            for x in data:
+                optimizer.zero_grad()
+                model(x).backward()
+                optimizer.step()
+            return 1
+
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1)
+        a = 1; print(fit(model, optimizer))
+    """)
+    assert "a = 1; print(fit(model, optimizer))" in made.after
+    assert any("every rank must do the work" in note.text for note in made.to_decide)
+
+
+@pytest.mark.parametrize(
+    ("setup", "expected"),
+    [
+        ("wandb.init()", 'wandb.init(mode=None if hvd.rank() == 0 else "disabled")'),
+        (
+            "run = wandb.init(mode='offline' if a else b)",
+            "run = wandb.init(mode=('offline' if a else b) if hvd.rank() == 0 else \"disabled\")",
+        ),
+        (
+            "run = neptune.init_run(project='a')",
+            "run = neptune.init_run(project='a', mode=None if hvd.rank() == 0 else \"debug\")",
+        ),
+        ("e = comet_ml.Experiment()", "e = comet_ml.Experiment(disabled=hvd.rank() != 0)"),
+        (
+            "e = comet_ml.start()",
+            "e = comet_ml.start(experiment_config=comet_ml.ExperimentConfig("
+            "disabled=hvd.rank() != 0))",
+        ),
+        (
+            "w = SummaryWriter()",
+            "w = SummaryWriter(log_dir=None if hvd.rank() == 0 else tempfile.mkdtemp())",
+        ),
+        (
+            "with SummaryWriter('logs') as w:\n    train(w)",
+            "with SummaryWriter('logs' if hvd.rank() == 0 else tempfile.mkdtemp()) as w:\n"
+            "    train(w)",
+        ),
+        ("f = open('a', 'w')", "f = open('a' if hvd.rank() == 0 else os.devnull, 'w')"),
+        (
+            "f = h5py.File('a', 'w')",
+            "f = h5py.File('a' if hvd.rank() == 0 else tempfile.mkdtemp() + \"/other\", 'w')",
+        ),
+        (
+            "with h5py.File('a', 'w') as f:\n    f['x'] = 1\n    f.attrs['y'] = 2",
+            "if hvd.rank() == 0:\n    with h5py.File('a', 'w') as f:\n        f['x'] = 1\n",
+        ),
+        (
+            "d = netCDF4.Dataset('a', mode='r')\ne = h5py.File('b', 'w', driver='mpio')",
+            "d = netCDF4.Dataset('a', mode='r')\ne = h5py.File('b', 'w', driver='mpio')\n",
+        ),
+        (
+            "logging.basicConfig(filename='a')",
+            "logging.basicConfig(filename='a' if hvd.rank() == 0 else os.devnull)",
+        ),
+        (
+            "with open('a', 'w') as f:\n    best = 1\n    f.write('x')\nx = best",
+            "with open('a' if hvd.rank() == 0 else os.devnull, 'w') as f:\n    best = 1\n"
+            "    f.write('x')\nx = best",
+        ),
+        ("if not os.path.exists(d):\n    os.makedirs(d)", "    os.makedirs(d, exist_ok=True)"),
+        (
+            "mlflow.start_run()\nx = mlflow.active_run().info.run_id",
+            "\nmlflow.start_run()\nx = mlflow.active_run().info.run_id",
+        ),
+        (
+            "mlflow.set_tracking_uri('here')\nmlflow.start_run()",
+            "if hvd.rank() == 0:\n    mlflow.set_tracking_uri('here')\n",
+        ),
+    ],
+)
+def test_what_keeps_a_state_is_on_every_rank_and_its_effect_on_one(setup, expected):
+    imports = "import comet_ml, h5py, netCDF4, logging, mlflow, neptune, wandb\n"
+    imports += "from torch.utils.tensorboard import SummaryWriter\n"
+    made = convert(imports + torch_script(setup))
+    assert expected in made.after
+    assert made.to_decide == ()
+    for module, used in (("os", "os.devnull"), ("tempfile", "tempfile.mkdtemp")):
+        assert made.after.count(f"import {module}\n") == (used in made.after)
+    others = '    mlflow.set_tracking_uri(f"sqlite:///{tempfile.mkdtemp()}/mlflow.db")\n'
+    assert made.after.count(f"if hvd.rank() != 0:\n{others}") == ("mlflow" in setup)
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        "wandb.init(**options)",
+        "wandb.agent(sweep, main)",
+        "f = open('a', 'w+')",
+        "f = h5py.File('a', 'a')",
+    ],
+)
+def test_a_state_that_cannot_be_kept_apart_is_left_to_the_author(setup):
+    assert convert("import h5py, wandb\n" + torch_script(setup)).to_decide
+
+
+def test_calls_of_a_tracker_that_another_module_opens_are_rank_0s():
+    after = convert("import wandb\n" + torch_script(after="wandb.log({})")).after
+    assert "if hvd.rank() == 0:\n        wandb.log({})" in after
+
+
+def test_every_rank_backs_up_to_a_folder_of_its_own_however_often_it_trains():
+    after = done("""
+        import keras
+
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", loss="mse")
+        model.fit(x, y, epochs=2, callbacks=[keras.callbacks.BackupAndRestore("backup")])
+        model.fit(x, y, epochs=4)
+    """).after
+    assert after.count("""BackupAndRestore("backup" + f"/rank{hvd.rank()}")""") == 1
