@@ -232,13 +232,13 @@ class GradientReducer(Claim):
             nonfinite = self._complete(self._hooked(self._owned()))
             for each in changed:
                 raise UsageError(
-                    f"the gradient of {each.name!r} was changed between backward() and step(), "
-                    f"so its average is wrong; {_CHANGE_LATER}"
+                    f"the gradient of {_called(each.name)} was changed between backward() and "
+                    f"step(), so its average is wrong; {_CHANGE_LATER}"
                 )
             for each in self._gradients.values():
                 if each.latest is not None and each.parameter.grad is not each.latest:
                     raise UsageError(
-                        f"the gradient of {each.name!r} was replaced between backward() and "
+                        f"the gradient of {_called(each.name)} was replaced between backward() and "
                         f"step(), so its average is lost; {_CHANGE_LATER}"
                     )
         finally:
@@ -285,6 +285,11 @@ class GradientReducer(Claim):
         """Whether gradients are being reduced."""
         self.forget_ended_job()
         return self.pending.any
+
+
+def _called(name: str) -> str:
+    """Return a parameter's name for messages; it is a number without ``named_parameters``."""
+    return f"parameter {name}, counted from 0," if name.isdecimal() else repr(name)
 
 
 def _hook(reducer: weakref.ref[GradientReducer]) -> Any:
