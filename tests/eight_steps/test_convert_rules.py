@@ -468,7 +468,7 @@ def test_a_schedule_of_keras_is_left_to_the_author():
     made = done(text)
     assert "Warmup" not in made.after
     (note,) = [note.text for note in made.to_decide if "this schedule" in note.text]
-    assert "divide its steps by hvd.size()" in note
+    assert "divide its number of steps by hvd.size()" in note
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])

@@ -357,4 +357,4 @@ def check_clipping(facts: Facts) -> Iterator[Finding]:
             script.function(wait) is script.function(call) and script.exclusive(wait, call)
             for wait in own
         ):
-            yield facts.finding("QH504", call, "each rank clips at another time than the others")
+            yield facts.finding("QH504", call, "each rank clips its own gradient, not the average")

@@ -26,8 +26,8 @@ __all__ = [
 
 LINEAR = "A batch hvd.size() times larger needs steps hvd.size() times larger."
 SCHEDULE = (
-    "multiply the learning rates of this schedule by hvd.size(), and divide its steps by "
-    "hvd.size(), unless they are counted on a rank's part of the data."
+    "multiply the learning rates of this schedule by hvd.size(), and divide its number of steps by "
+    "hvd.size(), unless it is computed from the length of a rank's part of the data."
 )
 
 # Default rates of the optimizers.

@@ -167,7 +167,9 @@ def _passes(plan: Plan, loops: Sequence[TrainLoop], each: Made) -> str:
         for branch in script.branches(call):
             for node in walk(branch.test):
                 if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Modulo):
-                    plan.todo(call, "an epoch's batches must be a multiple of the passes per step.")
+                    plan.todo(
+                        call, "make the batches of an epoch divisible by the passes per step."
+                    )
                     text = script.code(node.right)
                     if not _is_known(plan, node.right, each):
                         text = "1"
@@ -281,8 +283,14 @@ def warm_up(
         plan.todo(statement, "CyclicLR sets its own rates: multiply them by hvd.size() too.")
         return
     if own or by_hand or resumed:
-        why = own[0] if own else "the script" if by_hand else "the checkpoint"
-        plan.todo(statement, f"{why} sets the learning rate: raise it to this over a warm-up.")
+        text = f"{own[0] if own else 'the script'} sets the learning rate: raise it to this over a "
+        text += "warm-up."
+        if not own and not by_hand:
+            text = (
+                "a checkpoint sets the learning rate, so no warm-up is added: add one for a new "
+                "training, and change the rate if the number of ranks has changed."
+            )
+        plan.todo(statement, text)
         return
     text = "Large steps at the beginning would diverge, so the rate rises over the first epoch."
     place, count = steps.at(plan, statement)

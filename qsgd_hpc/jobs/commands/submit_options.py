@@ -201,8 +201,8 @@ LIFE = (
     click.option(
         "--requeue",
         is_flag=True,
-        help="Make the scheduler restart the job if a node fails; with Slurm and LSF also if it "
-        "stops at a checkpoint.",
+        help="Make the scheduler restart the job if a node fails; with Slurm and LSF also if the "
+        "script ends with exit code 85, at a checkpoint.",
     ),
     click.option(
         "--stop-before",

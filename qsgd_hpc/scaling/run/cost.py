@@ -74,8 +74,8 @@ def _remarks(study: Study, points: Sequence[Point]) -> list[str]:
         if option := program.unknown_batch_option(study.mode):
             remarks.append(
                 f"{program.script.name} does not mention {option}. If it ignores the option, "
-                "samples/s are wrong: name its own option, as in --batch-args '--bs "
-                "{rank_batch}', or pass --batch-args '' and by --batch-size the batch that it has."
+                "samples/s are wrong. Give its own option by --batch-args '--bs {rank_batch}'; "
+                "if it has none, use --batch-args '' and state its batch by --batch-size."
             )
     remarks.append(
         "The order is shuffled by a fixed seed, so that drift of the machine does not look like "
