@@ -2,7 +2,7 @@
 #PBS -N train_resnet34
 #PBS -A myproject
 #PBS -q by-node
-#PBS -l select=8
+#PBS -l select=8:mpiprocs=8
 #PBS -l place=scatter
 #PBS -l walltime=00:30:00
 #PBS -l filesystems=home:eagle
