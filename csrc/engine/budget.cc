@@ -30,7 +30,8 @@ std::optional<CodecSpec> with_more_bits(const CodecSpec& spec) {
 }
 
 std::optional<CodecSpec> NmseBudget::decide(const Operation& operation,
-                                            const std::optional<CodecSpec>& asked, double nmse) {
+                                            const std::optional<CodecSpec>& asked, double nmse,
+                                            const Fit& fit) {
   if (!asked || operation.coding->nmse_budget <= 0) return asked;
   auto it = raised_.find(operation.key());
   if (it != raised_.end() && it->second.asked != asked) {
@@ -40,7 +41,7 @@ std::optional<CodecSpec> NmseBudget::decide(const Operation& operation,
   const std::optional<CodecSpec> now = it == raised_.end() ? asked : it->second.now;
   const double budget = operation.coding->nmse_budget;
   if (!now || !(nmse > budget)) return now;
-  const std::optional<CodecSpec> better = with_more_bits(*now);
+  const std::optional<CodecSpec> better = fit(with_more_bits(*now));
   raised_[operation.key()] = {asked, better};
   news_.push_back("tensor '" + operation.name + "': NMSE " + format_nmse(nmse) + " with " +
                   describe(*now) + " exceeds the budget of " + format_nmse(budget) +

@@ -292,9 +292,11 @@ std::optional<CodecSpec> Coordinator::coding(const Operation& o, double nmse) {
     spec->bits = *tuning_.bits;
   }
   const size_t count = o.count();
-  spec = budget_.decide(o, economy_.code_for(spec, choice, count), nmse);
-  if (o.on_device && choice == Choice::kNothing) return spec;
-  return economy_.decide(spec, choice, count);
+  const auto fit = [&](const std::optional<CodecSpec>& code) {
+    if (o.on_device && choice == Choice::kNothing) return code;
+    return economy_.decide(code, choice, count);
+  };
+  return budget_.decide(o, fit(economy_.code_for(spec, choice, count)), nmse, fit);
 }
 
 void Coordinator::push(Agreed agreed) {

@@ -146,6 +146,25 @@ def test_a_budget_of_the_error_raises_bits_that_were_chosen():
         assert [c.partition(",")[0] for c in codings] == ["qsgd(bits=4", *["qsgd(bits=8"] * 2]
 
 
+@pytest.mark.parametrize("asked", [{"auto_bits": True}, {}], ids=["auto", "on"])
+def test_bits_that_would_be_raised_but_cost_time_become_float32_and_the_log_says_so(asked):
+    said = []
+
+    def program(me):
+        codings = []
+        for _ in range(3):
+            reduce(me, coding=EIGHT if asked else FOUR, nmse_budget=1e-3, **asked)
+            codings.append(coding_of(me))
+        return codings
+
+    slow_eight = a_machine(coding_s=1e-6, four_s=1e-10)
+    planner = "off" if asked else "on"
+    for codings in on_ranks(3, program, machine=slow_eight, planner=planner, log=said.append):
+        assert [c.partition(",")[0] for c in codings] == ["qsgd(bits=4", "none", "none"]
+    (raised,) = (line for line in said if "exceeds the budget" in line)
+    assert raised.endswith("it is sent as float32 from now on")
+
+
 def test_ranks_that_leave_bits_open_and_ranks_that_do_not_disagree():
     def program(me):
         reduce(me, auto_bits=me.rank == 0)
