@@ -292,11 +292,11 @@ std::optional<CodecSpec> Coordinator::coding(const Operation& o, double nmse) {
     spec->bits = *tuning_.bits;
   }
   const size_t count = o.count();
-  const auto fit = [&](const std::optional<CodecSpec>& code) {
-    if (o.on_device && choice == Choice::kNothing) return code;
-    return economy_.decide(code, choice, count);
-  };
-  return budget_.decide(o, fit(economy_.code_for(spec, choice, count)), nmse, fit);
+  const bool stays = o.on_device && choice == Choice::kNothing;
+  if (!stays) spec = economy_.code_for(spec, choice, count);
+  return budget_.decide(o, spec, nmse, [&](const std::optional<CodecSpec>& raised) {
+    return stays ? raised : economy_.decide(raised, choice, count);
+  });
 }
 
 void Coordinator::push(Agreed agreed) {

@@ -38,38 +38,37 @@ bool Economy::wants_machine(const Operation& operation) const {
 
 std::optional<CodecSpec> Economy::code_for(const std::optional<CodecSpec>& coding, Choice choice,
                                            size_t count) {
-  if (!coding || choice == Choice::kNothing) return coding;
+  if (choice == Choice::kNothing) return decide(coding, choice, count);
+  if (!coding) return coding;
   if (size_ == 1) return std::nullopt;  // nothing is sent
-  if (!machine_) return coding;
-  auto& chosen = known(coding).of(choice).chosen;
-  return remembered(chosen, count, [&] { return choose_code(*coding, choice, count); });
-}
-
-std::optional<CodecSpec> Economy::choose_code(const CodecSpec& spec, Choice choice, size_t count) {
-  PlanRequest request = request_;
-  request.codecs = open_codes(spec, choice == Choice::kCode);
-  std::string news;
-  for (const CodecSpec& candidate : request.codecs) {
-    const std::optional<size_t> least = least_count(candidate);
-    news += (news.empty() ? "planner: bits=auto: " : ", ") + describe(candidate) +
-            (least ? " pays from " + std::to_string(*least) + " elements on"
-                   : " does not pay here at any size");
-  }
-  bool& reported = known(spec).of(choice).reported;
-  if (!reported) news_.push_back(news + "; of those that pay, the fastest is used");
-  reported = true;
-  return choose(*machine_, count, request).spec;
+  return machine_ ? choose_code(*coding, choice, count) : coding;
 }
 
 std::optional<CodecSpec> Economy::decide(const std::optional<CodecSpec>& coding, Choice choice,
                                          size_t count) {
-  if (!machine_ || !coding) return coding;
-  if (choice == Choice::kNothing) {
-    if (planning_ != Planning::kChoose) return coding;
-    report_choice(*coding);
-  }
-  const std::optional<size_t> least = least_count(*coding);
-  return least && count >= *least ? coding : std::nullopt;
+  const bool may_drop = choice != Choice::kNothing || planning_ == Planning::kChoose;
+  if (!machine_ || !coding || !may_drop) return coding;
+  return choose_code(*coding, Choice::kNothing, count);
+}
+
+std::optional<CodecSpec> Economy::choose_code(const CodecSpec& spec, Choice choice, size_t count) {
+  Known::Use& use = known(spec).of(choice);
+  return remembered(use.chosen, count, [&] {
+    PlanRequest request = request_;
+    request.codecs = {spec};
+    if (choice != Choice::kNothing) request.codecs = open_codes(spec, choice == Choice::kCode);
+    for (const CodecSpec& candidate : request.codecs) known(candidate);  // times it
+    const Plan plan = choose(*machine_, count, request);
+    std::vector<std::optional<CodecSpec>>& reported = use.reported;
+    if (std::find(reported.begin(), reported.end(), plan.spec) == reported.end()) {
+      reported.push_back(plan.spec);
+      news_.push_back("planner: with " +
+                      (choice == Choice::kNothing ? describe(spec) : "bits=auto") + ", " +
+                      std::to_string(count) + " elements are sent as " +
+                      (plan.spec ? describe(*plan.spec) : "float32") + ": " + plan.reason);
+    }
+    return plan.spec;
+  });
 }
 
 Algorithm Economy::algorithm_for(const std::optional<CodecSpec>& coding, size_t count) {
@@ -98,27 +97,6 @@ Economy::Known& Economy::known(const std::optional<CodecSpec>& spec) {
   });
   if (spec && !is_timed) machine_->codecs.push_back(time_codec(*spec, workers_));
   return *known_.back();
-}
-
-std::optional<size_t> Economy::least_count(const CodecSpec& spec) {
-  Known& code = known(spec);
-  if (!code.least) code.least = threshold(*machine_, spec, request_);
-  return *code.least;
-}
-
-void Economy::report_choice(const CodecSpec& spec) {
-  bool& reported = known(spec).of(Choice::kNothing).reported;
-  if (reported) return;
-  reported = true;
-  const std::optional<size_t> least = least_count(spec);
-  PlanRequest request = request_;
-  request.codecs = {spec};
-  const size_t example = least ? *least : size_t{1} << 24;
-  news_.push_back("planner: " +
-                  (least ? describe(spec) + " pays from " + std::to_string(*least) + " elements on"
-                         : describe(spec) + " does not pay here, so gradients travel as float32") +
-                  "; of " + std::to_string(example) +
-                  " elements: " + choose(*machine_, example, request).reason);
 }
 
 void Economy::weigh(const CodecSpec& spec, size_t count) {

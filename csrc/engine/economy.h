@@ -29,10 +29,12 @@ class Economy {
   void set(Machine machine, PlanRequest request, Workers* workers);
   // Whether an operation that all ranks of the job submit requires a measurement of the machine.
   bool wants_machine(const Operation& operation) const;
-  // The code for `count` elements for which `coding` was requested.
+  // The code for `count` elements for which `coding` was requested: the fastest that `choice`
+  // allows, if it pays at this count.
   std::optional<CodecSpec> code_for(const std::optional<CodecSpec>& coding, Choice choice,
                                     size_t count);
-  // `coding`, or nothing if it does not pay and the user or QSGD_PLANNER allows to drop it.
+  // `coding`, or nothing if it does not pay at this count and the user or QSGD_PLANNER allows to
+  // drop it.
   std::optional<CodecSpec> decide(const std::optional<CodecSpec>& coding, Choice choice,
                                   size_t count);
   // The algorithm for a tensor that is not fused with others, so that the choice does not depend on
@@ -48,20 +50,17 @@ class Economy {
   // Decisions for one code, or for float32.
   struct Known {
     std::optional<CodecSpec> spec;
-    std::optional<std::optional<size_t>> least;  // smallest count for which it pays, if any
-    std::map<size_t, Algorithm> algorithms;      // by count
+    std::map<size_t, Algorithm> algorithms;  // by count
     struct Use {
       std::map<size_t, std::optional<CodecSpec>> chosen;  // by count
-      bool reported = false;
+      std::vector<std::optional<CodecSpec>> reported;     // each outcome at its first count
     };
     std::array<Use, 3> uses;  // for each Choice
     Use& of(Choice choice) { return uses.at(static_cast<size_t>(choice)); }
   };
 
   Known& known(const std::optional<CodecSpec>& spec);
-  std::optional<size_t> least_count(const CodecSpec& spec);
   std::optional<CodecSpec> choose_code(const CodecSpec& spec, Choice choice, size_t count);
-  void report_choice(const CodecSpec& spec);
 
   const int size_;
   const Planning planning_;

@@ -65,20 +65,22 @@ std::vector<CodecSpec> by_loss(const std::vector<CodecSpec>& codecs) {
   return sorted;
 }
 
-std::string verdict(const Machine& machine, const CodecSpec& spec, const PlanRequest& request,
-                    bool compress) {
+std::string verdict(const Machine& machine, size_t count, const CodecSpec& spec,
+                    const PlanRequest& request, bool compress) {
   const std::optional<size_t> least = threshold(machine, spec, request);
-  const std::string size = least ? size_text(static_cast<double>(*least) * sizeof(float)) : "";
-  if (compress) return "so compress; below " + size + " fp32 wins";
-  if (!least) return "so fp32: the wire is too fast for this codec to pay at any size";
-  return "so fp32; compressing pays from " + size;
+  const std::string size = size_text(static_cast<double>(least.value_or(kLargest)) * sizeof(float));
+  if (compress) {
+    return "so compress" + (least ? ", as from " + size + " on" : "; at " + size + " fp32 wins");
+  }
+  if (!least) return "so fp32, as at " + size + ": the wire is too fast for this codec";
+  return "so fp32" + (count < *least ? "; compressing pays from " + size : "");
 }
 
 std::string explain(const Machine& machine, size_t count, const CodecSpec& spec, double coded_s,
                     const PlanRequest& request, double exact_s, bool compress) {
   return title(spec) + ": " + size_text(static_cast<double>(count) * sizeof(float)) + " in " +
          time_text(coded_s) + ", fp32 " + time_text(exact_s) + ", " +
-         verdict(machine, spec, request, compress);
+         verdict(machine, count, spec, request, compress);
 }
 
 }  // namespace
@@ -90,7 +92,7 @@ std::optional<size_t> threshold(const Machine& machine, const CodecSpec& spec,
                 fastest(machine, count, std::nullopt, request).seconds, request.worth);
   };
   if (!wins(kLargest)) return std::nullopt;
-  size_t loses_at = 0, wins_at = kLargest;
+  size_t loses_at = 0, wins_at = kLargest;  // first halved until it loses
   while (wins_at - loses_at > 1) {
     const size_t middle = loses_at + (wins_at - loses_at) / 2;
     (wins(middle) ? wins_at : loses_at) = middle;

@@ -44,8 +44,9 @@ Prediction fastest(const Machine& machine, size_t count, const std::optional<Cod
 // the same plan, for any order of the codecs.
 Plan choose(const Machine& machine, size_t count, const PlanRequest& request);
 
-// The smallest count for which `spec` is chosen over float32; nothing if it is not chosen up to
-// 2^30 elements.
+// A count for which `spec` is chosen over float32, for one element less it is not, and from which
+// on it is for every power of two up to 2^30; nothing if it is not for 2^30. Measured times are no
+// smooth function of the count, so it may be chosen for some smaller counts, too.
 std::optional<size_t> threshold(const Machine& machine, const CodecSpec& spec,
                                 const PlanRequest& request);
 

@@ -425,4 +425,5 @@ def test_the_planner_declines_what_would_not_save_time_and_says_why():
         assert np.allclose(x, exact, atol=1e-5)
         assert quality["coding"] == "none"
     assert len(said) == 1
-    assert said[0].startswith("planner: qsgd(bits=2")
+    assert said[0].startswith("planner: with qsgd(bits=2")
+    assert ", 64 elements are sent as float32: " in said[0]

@@ -65,7 +65,7 @@ def kept(tmp_path: Path) -> dict[str, int]:
 @pytest.mark.gate
 def test_open_bits_are_chosen_by_what_one_job_measures_and_the_next_recalls(job, tmp_path):
     first, said = job(None, QSGD_BITS="auto")
-    assert said.count("planner: bits=auto: qsgd(bits=8") == 1
+    assert said.count("planner: with bits=auto, 262144 elements are sent as ") == 1
     measured = kept(tmp_path)
     assert len(measured) == 1
     again, _ = job({})

@@ -132,8 +132,8 @@ def test_large_messages_on_a_slow_wire_are_compressed_and_the_reason_has_numbers
     assert chosen.spec == SPECS[4]
     assert chosen.seconds < chosen.exact_seconds / 6
     assert "4 bit: 4.00 MiB in " in chosen.reason
-    assert ", fp32 50.6 ms, so compress; below " in chosen.reason
-    assert chosen.reason.endswith("KiB fp32 wins")
+    assert ", fp32 50.6 ms, so compress, as from " in chosen.reason
+    assert chosen.reason.endswith("KiB on")
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
@@ -149,7 +149,7 @@ def test_a_wire_faster_than_the_codec_is_never_compressed_for():
     assert _core.plan_threshold(m, SPECS[2]) is None
     chosen = plan(m, 64 * MI)
     assert chosen.spec is None
-    assert "pay at any size" in chosen.reason
+    assert "the wire is too fast for this codec" in chosen.reason
 
 
 def observed(m, *seen):
@@ -198,6 +198,42 @@ def test_a_slow_start_raises_the_threshold():
     quick = machine(6, byte_s=1e-9)
     slow = observed(quick, ("sra", 4, 1024, 3.0))
     assert _core.plan_threshold(slow, SPECS[4]) > 2 * _core.plan_threshold(quick, SPECS[4])
+
+
+def a_slow_trial(at):
+    """Return a machine with trials of which one, in 8 bits, took six times as long."""
+    return observed(
+        machine(2, byte_s=8e-8),
+        *(
+            (name, bits, count, 6.0 if bits and count == at else 1.0)
+            for count in (1 << 10, 1 << 14, 1 << 16, 1 << 20, 1 << 22)
+            for name, bits in (("direct", None), ("sra", 8))
+        ),
+    )
+
+
+def test_reasons_are_true_where_a_code_wins_loses_and_wins_again():
+    m = a_slow_trial(at=1 << 16)
+    least = _core.plan_threshold(m, SPECS[8])
+    size = f"{least * 4 / 1024:.0f} KiB"
+    assert 1 << 16 < least < 1 << 17
+    for k in range(11, 31):
+        chosen = plan(m, 1 << k, (8,))
+        if k in (15, 16):
+            assert chosen.reason.endswith(f"so fp32; compressing pays from {size}")
+        else:
+            assert chosen.reason.endswith(f"so compress, as from {size} on")
+        assert (chosen.spec is None) == (k in (15, 16))
+
+
+def test_reasons_are_true_where_a_code_wins_only_when_small():
+    m = a_slow_trial(at=1 << 22)
+    assert _core.plan_threshold(m, SPECS[8]) is None
+    small, large = (plan(m, count, (8,)) for count in (1 << 14, 1 << 22))
+    assert small.spec == SPECS[8]
+    assert small.reason.endswith("so compress; at 4096 MiB fp32 wins")
+    assert large.spec is None
+    assert "so fp32, as at 4096 MiB: " in large.reason
 
 
 def test_any_algorithm_that_was_observed_may_be_planned_and_auto_alone_otherwise():
