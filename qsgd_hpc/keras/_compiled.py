@@ -11,7 +11,7 @@ import keras
 
 from qsgd_hpc.keras._backend import BACKEND
 from qsgd_hpc.keras._replicas import name_of
-from qsgd_hpc.keras._synchronized import Synchronized
+from qsgd_hpc.keras._synchronized import Synchronization, Synchronized
 
 __all__ = ["exclude_steps_from_xla", "keep_copies_distributed", "make_loss_scalers_agree"]
 
@@ -33,17 +33,24 @@ def make_loss_scalers_agree() -> None:
     def check_finite(scaler: Any, grads: Any) -> Any:
         finite = own(scaler, grads)
         inner = scaler.inner_optimizer
-        if not isinstance(inner, Synchronized) or inner._synchronization.reduction.alone:
+        found = [each for each in _synchronizations(inner) if not each.reduction.alone]
+        if not found:
             return finite
-        inner._synchronization.used = True
+        for each in found:
+            each.used = True
         # Two scalers of one step may ask at the same time.
         names = [name_of(v) for v in inner._trainable_variables[:1]]
-        return BACKEND.all_ranks_agree(
-            finite, ".".join(["finite", *names]), inner._synchronization.reduction
-        )
+        return BACKEND.all_ranks_agree(finite, ".".join(["finite", *names]), found[0].reduction)
 
     setattr(check_finite, _MARK, True)
     kind.check_finite = check_finite
+
+
+def _synchronizations(optimizer: Any) -> list[Synchronization]:
+    """Return the synchronizations of an optimizer, or of the members of a ``MultiOptimizer``."""
+    # The members that a function chooses are known only after build.
+    parts = [optimizer, *getattr(optimizer, "optimizers", ())]
+    return [each._synchronization for each in parts if isinstance(each, Synchronized)]
 
 
 def exclude_steps_from_xla() -> None:
@@ -61,7 +68,7 @@ def exclude_steps_from_xla() -> None:
     def model_supports_jit(model: Any) -> bool:
         inner = getattr(model, "optimizer", None)
         inner = getattr(inner, "inner_optimizer", inner)
-        return not isinstance(inner, Synchronized) and bool(supports(model))
+        return not _synchronizations(inner) and bool(supports(model))
 
     setattr(model_supports_jit, _MARK, True)
     trainer.model_supports_jit = model_supports_jit  # type: ignore[attr-defined]

@@ -43,6 +43,17 @@ def of(optimizer, **options):
     return hvd.DistributedOptimizer(optimizer, **options)
 
 
+def of_several(choose):
+    """Return an optimizer of distributed ones: of a map, or of a function of the variable."""
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("this Keras has no MultiOptimizer")
+    weights, biases = of(keras.optimizers.SGD(0.01)), of(keras.optimizers.Adam(0.01))
+    members = keras.optimizers.OptimizerMap(weights, {".*bias": biases})
+    if choose:
+        return keras.optimizers.MultiOptimizer(lambda v: members[v.path])
+    return keras.optimizers.MultiOptimizer(members)
+
+
 @several_ranks
 @pytest.mark.parametrize("callback", [False, True], ids=["alone", "broadcast"])
 @pytest.mark.parametrize("kind", SHIPPED)
@@ -209,9 +220,11 @@ def test_gradients_are_clipped_after_they_are_averaged():
 
 @several_ranks
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="XLA cannot wait for ranks on TensorFlow only")
-def test_keras_leaves_a_distributed_step_out_of_xla():
+@pytest.mark.parametrize("several", [False, True])
+def test_keras_leaves_a_distributed_step_out_of_xla(several):
+    optimizer = of_several(choose=False) if several else of(keras.optimizers.SGD(0.1))
     with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
-        model = compiled(of(keras.optimizers.SGD(0.1)), jit_compile=True)
+        model = compiled(optimizer, jit_compile=True)
     fit(model)
     assert replicas_are_identical(model)
     assert compiled(keras.optimizers.SGD(0.1), jit_compile=True).jit_compile
@@ -233,12 +246,20 @@ def test_steps_that_torch_compiles_are_synchronised(kind, monkeypatch):
     assert np.allclose(flat(models[0].get_weights()), flat(models[1].get_weights()), atol=1e-6)
 
 
+SCALED = {
+    "one": lambda: of(keras.optimizers.SGD(0.01)),
+    "map": lambda: of_several(choose=False),
+    "function": lambda: of_several(choose=True),
+}
+
+
 @several_ranks
-def test_an_overflow_on_one_rank_is_one_on_all():
+@pytest.mark.parametrize("kind", SCALED)
+def test_an_overflow_on_one_rank_is_one_on_all(kind):
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:
-        model = compiled(of(keras.optimizers.SGD(0.01)))
+        model = compiled(SCALED[kind]())
     finally:
         keras.config.set_dtype_policy(policy)
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
