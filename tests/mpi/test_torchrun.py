@@ -583,7 +583,7 @@ def test_bits_that_compress_nothing_are_told(
     path.write_text(UNCODED)
     done = run_ranks(2, "--bits", bits, str(path), kind)
     assert done.returncode == 0, done.stderr
-    told = [line for line in done.stderr.splitlines() if "compresses nothing" in line]
+    told = [line for line in done.stderr.splitlines() if "compressed nothing" in line]
     assert len(told) == (reason is not None), done.stderr
     assert (reason or "") in "".join(told)
 

@@ -218,7 +218,7 @@ def _has_gradients(optimizer: Any) -> bool:
 
 
 def _report_uncompressed(optimizer: Any) -> None:
-    """Report that --bits does nothing: the core, which codes every gradient, is not loaded."""
+    """Report that --bits has done nothing: the core, which codes every gradient, is not loaded."""
     bits = os.environ.get("QSGD_BITS", "")
     ddp: Any = sys.modules.get("qsgd_hpc.torch.unchanged")
     # A study records the bits that were used; a model that is not compressed has been reported.
@@ -234,7 +234,9 @@ def _report_uncompressed(optimizer: Any) -> None:
             "it compresses what DistributedDataParallel averages, not all_reduce() or "
             "FullyShardedDataParallel; a compiled DDP model needs compress(model, bits)"
         )
-    sys.stderr.write(f"qsgd-hpc: --bits {bits} compresses nothing in this script: {reason}\n")
+    sys.stderr.write(
+        f"qsgd-hpc: --bits {bits} compressed nothing up to the first optimizer step: {reason}\n"
+    )
     sys.stderr.flush()
 
 
