@@ -248,7 +248,7 @@ class GradientReducer(Claim):
 
     def _complete(self, taking_part: Sequence[ParameterGradient]) -> NonFiniteGradientError | None:
         if not self.alone:
-            self._layouts.compare(taking_part)
+            taking_part = self._layouts.compare(taking_part, self.pending.is_due)
         return self.pending.finish(taking_part, ParameterGradient.complete)
 
     @property

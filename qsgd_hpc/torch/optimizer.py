@@ -200,7 +200,7 @@ def DistributedOptimizer(
 
     Each gradient is submitted as soon as the backward pass has computed it, so communication
     overlaps with computing. A rank without a gradient for a parameter (an unused branch)
-    contributes zeros.
+    contributes zeros. A parameter that has had no gradient on any rank so far gets none.
 
     ``torch.amp.GradScaler`` needs no extra call: ``scaler.unscale_`` and ``scaler.step`` first wait
     for the averages. An overflow on one rank is therefore seen on every rank, and all skip the step

@@ -164,7 +164,7 @@ class ParameterGradient:
         self.nbytes = parameter.nbytes
         self.allreduce: GradientAllreduce | None = None
         self.sparse_dim: int | None = None
-        """Sparse dimensions of its gradients on all ranks, 0 if dense; None if not yet known."""
+        """Sparse dimensions of its gradients, 0 if dense; None if no rank has had one so far."""
         self.latest: torch.Tensor | None = None
         """The gradient of this step as of the end of the latest backward pass."""
         self.version = 0

@@ -1,9 +1,9 @@
-"""Sparse gradients, such as those of an embedding with ``sparse=True``."""
+"""Sparse gradients, such as those of an embedding with ``sparse=True``, and missing ones."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -21,7 +21,8 @@ class Layouts:
 
     A rank without a gradient for a parameter contributes an empty (sparse) or a zero (dense) one,
     so it needs the layout from the others. Therefore the ranks compare layouts at the end of each
-    step until every parameter has had a gradient on some rank: usually once. A rank that has joined
+    step until every parameter has had a gradient on some rank: usually once. Until then, the
+    parameter is not reduced, and keeps no gradient, as in one process. A rank that has joined
     misses comparisons, so all ranks start again after a join.
 
     Args:
@@ -38,16 +39,30 @@ class Layouts:
         self._known = known
         self._joins = basics.joins()
 
-    def compare(self, gradients: Sequence[ParameterGradient]) -> None:
-        """Compare the layouts of all ranks; collective, with equal parameters on every rank."""
+    def compare(
+        self,
+        gradients: Sequence[ParameterGradient],
+        is_due: Callable[[ParameterGradient], bool],
+    ) -> Sequence[ParameterGradient]:
+        """Compare the layouts of all ranks; collective, with equal parameters on every rank.
+
+        Args:
+            gradients: the gradients of this step.
+            is_due: whether the reduction of a gradient may have started.
+        Returns:
+            Those that some rank has had in this or an earlier step, equal on every rank.
+        """
         if self._joins != basics.joins():
             self._joins = basics.joins()
             for each in self._known.values():
                 each.sparse_dim = None
         unknown = [each for each in gradients if each.sparse_dim is None]
         if not unknown:
-            return
-        layouts = [_layout(each.parameter.grad) for each in unknown]
+            return gradients
+        for each in unknown:
+            # The script may have discarded it, but its reduction needs every rank.
+            each.latest = each.latest if is_due(each) else each.parameter.grad
+        layouts = [_layout(each.latest) for each in unknown]
         seen = torch.tensor(layouts, device="cpu")  # whatever torch.set_default_device says
         ops.allreduce(
             buffer := ops.Buffer(seen.data_ptr(), seen.shape, "int64", seen),
@@ -60,6 +75,7 @@ class Layouts:
         ).wait()
         for each, (dense, sparse, dims) in zip(unknown, seen.tolist(), strict=True):
             each.sparse_dim = dims // sparse if sparse else 0 if dense else None
+        return [each for each in gradients if each.sparse_dim is not None]
 
 
 def _layout(gradient: torch.Tensor | None) -> tuple[int, int, int]:

@@ -175,6 +175,101 @@ def test_a_group_with_a_frozen_member_is_reduced_without_it():
         assert torch.allclose(parameter, old - (0 if i == 1 else 2 * hvd.size()))
 
 
+def two_parts(lr, **arguments):
+    """Return two layers and an optimizer that would change the second with a gradient of zeros."""
+    torch.manual_seed(3)
+    parts = nn.ModuleList(nn.Linear(3, 1, bias=False) for _ in range(2))
+    if arguments.pop("listed", False):
+        arguments["groups"] = [[part.weight for part in parts]]
+    inner = torch.optim.AdamW(parts.parameters(), lr=lr, weight_decay=0.5)
+    return parts, hvd.DistributedOptimizer(inner, parts.named_parameters(), **arguments)
+
+
+UNUSED = {
+    "separate": {},
+    "one group": {"groups": 1},
+    "lists": {"listed": True},
+    "passes": {"backward_passes_per_step": 2},
+    "coded": {"compression": hvd.Compression.qsgd(bits=4, min_elements=1)},
+}
+
+
+@pytest.mark.parametrize("synchronize", [False, True])
+@pytest.mark.parametrize("how", UNUSED.values(), ids=UNUSED)
+def test_a_parameter_that_no_rank_has_used_so_far_is_left_alone(how, synchronize):
+    """As in one process: weight decay does not change it, and it has no state."""
+    parts, optimizer = two_parts(0.1, **how)
+    alone = copy.deepcopy(parts[1])
+    own = torch.optim.AdamW(alone.parameters(), lr=0.1, weight_decay=0.5)
+    passes = how.get("backward_passes_per_step", 1)
+    for step in range(6):
+        optimizer.zero_grad()
+        # The last rank uses the second part in one step; then no rank does.
+        using = step == 3 and hvd.rank() == hvd.size() - 1
+        for _ in range(passes):
+            (loss_of(parts[0]) + (parts[1].weight.sum() if using else 0.0)).backward()
+        if synchronize:
+            optimizer.synchronize()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        else:
+            optimizer.step()
+        if step >= 3 and not (step > 3 and hvd.size() == 1):  # one rank leaves it without zeros
+            alone.weight.grad = torch.full((1, 3), passes / hvd.size() if step == 3 else 0.0)
+            own.step()
+        assert (parts[1].weight in optimizer.state) == (step >= 3)
+        assert replicas_are_identical(parts)
+        assert torch.allclose(parts[1].weight, alone.weight, atol=1e-3)
+        assert step >= 3 or torch.equal(parts[1].weight, alone.weight)
+
+
+@pytest.mark.parametrize("groups", [0, 1])
+def test_a_parameter_whose_gradients_were_all_discarded_is_left_alone(groups):
+    parts, optimizer = two_parts(0.1, backward_passes_per_step=2, groups=groups)
+    before = parts[1].weight.detach().clone()
+    sum(map(loss_of, parts)).backward()
+    parts.zero_grad()
+    for _ in range(2):
+        loss_of(parts[0]).backward()
+    optimizer.step()
+    assert parts[1].weight.grad is None
+    assert torch.equal(parts[1].weight, before)
+
+
+def test_optimizers_that_share_a_parameter_leave_it_alone_until_a_rank_uses_it():
+    parts, first = two_parts(0.1)
+    before = parts[1].weight.detach().clone()
+    loss_of(parts[0]).backward()
+    # The new one completes the gradients that the first one has begun.
+    second = hvd.DistributedOptimizer(torch.optim.SGD(parts.parameters(), lr=1.0), op=hvd.Sum)
+    for optimizer in (second, first):
+        assert parts[1].weight.grad is None
+        parts.zero_grad()
+        loss_of(parts[0]).backward()
+        optimizer.step()
+    assert torch.equal(parts[1].weight, before)
+    parts.zero_grad()
+    (loss_of(parts[0]) + (parts[1].weight.sum() if hvd.rank() == 0 else 0.0)).backward()
+    second.step()
+    assert torch.equal(parts[1].weight, before - 1.0)
+
+
+@needs_ranks(3)
+def test_a_process_set_leaves_alone_what_only_other_ranks_use():
+    hvd.shutdown()
+    pair = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[pair])
+    parts, optimizer = two_parts(0.1, process_set=pair)
+    before = parts[1].weight.detach().clone()
+    for _ in range(2):
+        optimizer.zero_grad()
+        sum(loss_of(part) for part in parts[: 1 if pair.included() else 2]).backward()
+        optimizer.step()
+    assert torch.equal(parts[1].weight, before) == pair.included()
+    hvd.shutdown()
+    hvd.init()
+
+
 def test_passes_per_step_may_change_between_steps():
     model, optimizer = linear(backward_passes_per_step=2)
     before = model.weight.detach().clone()
