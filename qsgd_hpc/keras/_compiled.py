@@ -13,7 +13,12 @@ from qsgd_hpc.keras._backend import BACKEND
 from qsgd_hpc.keras._replicas import name_of
 from qsgd_hpc.keras._synchronized import Synchronization, Synchronized
 
-__all__ = ["exclude_steps_from_xla", "keep_copies_distributed", "make_loss_scalers_agree"]
+__all__ = [
+    "exclude_steps_from_xla",
+    "keep_copies_distributed",
+    "make_loss_scalers_agree",
+    "synchronizations",
+]
 
 _MARK = "_qsgd_hpc"
 
@@ -32,24 +37,24 @@ def make_loss_scalers_agree() -> None:
     @functools.wraps(own)
     def check_finite(scaler: Any, grads: Any) -> Any:
         finite = own(scaler, grads)
-        inner = scaler.inner_optimizer
-        found = [each for each in _synchronizations(inner) if not each.reduction.alone]
+        found = [each for each in synchronizations(scaler) if not each.reduction.alone]
         if not found:
             return finite
         for each in found:
             each.used = True
         # Two scalers of one step may ask at the same time.
-        names = [name_of(v) for v in inner._trainable_variables[:1]]
+        names = [name_of(v) for v in scaler.inner_optimizer._trainable_variables[:1]]
         return BACKEND.all_ranks_agree(finite, ".".join(["finite", *names]), found[0].reduction)
 
     setattr(check_finite, _MARK, True)
     kind.check_finite = check_finite
 
 
-def _synchronizations(optimizer: Any) -> list[Synchronization]:
-    """Return the synchronizations of an optimizer, or of the members of a ``MultiOptimizer``."""
+def synchronizations(optimizer: Any) -> list[Synchronization]:
+    """Return the synchronizations of an optimizer and of the members of a ``MultiOptimizer``."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
     # The members that a function chooses are known only after build.
-    parts = [optimizer, *getattr(optimizer, "optimizers", ())]
+    parts = [inner, *getattr(inner, "optimizers", ())]
     return [each._synchronization for each in parts if isinstance(each, Synchronized)]
 
 
@@ -66,9 +71,7 @@ def exclude_steps_from_xla() -> None:
 
     @functools.wraps(supports)
     def model_supports_jit(model: Any) -> bool:
-        inner = getattr(model, "optimizer", None)
-        inner = getattr(inner, "inner_optimizer", inner)
-        return not _synchronizations(inner) and bool(supports(model))
+        return not synchronizations(getattr(model, "optimizer", None)) and bool(supports(model))
 
     setattr(model_supports_jit, _MARK, True)
     trainer.model_supports_jit = model_supports_jit  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from qsgd_hpc.keras._compiled import (
     exclude_steps_from_xla,
     keep_copies_distributed,
     make_loss_scalers_agree,
+    synchronizations,
 )
 from qsgd_hpc.keras._synchronized import (
     Synchronization,
@@ -180,6 +181,11 @@ def _copied(saveable: Any) -> tuple[Any, Any] | None:
     optimizer = getattr(saveable, "optimizer", saveable)
     synchronization = synchronization_of(optimizer)
     if synchronization is None:
+        if synchronizations(optimizer):
+            raise UsageError(
+                "a copy of this MultiOptimizer would train each rank separately, because only its "
+                "members are distributed: use hvd.DistributedOptimizer(MultiOptimizer(...))"
+            )
         return None
     if isinstance(saveable, keras.Model):
         # Operations get their names when a step is traced, which happens twice if tracing creates

@@ -404,6 +404,15 @@ def test_an_optimizer_is_wrapped_once():
         of(of(keras.optimizers.SGD(0.1)))
 
 
+@pytest.mark.parametrize("choose", [False, True])
+def test_a_copy_of_which_only_the_members_would_be_distributed_is_refused(choose):
+    model = compiled(of_several(choose))
+    model.optimizer.build(model.trainable_variables)
+    for each in (model, model.optimizer):
+        with pytest.raises(hvd.UsageError, match=r"DistributedOptimizer\(MultiOptimizer\("):
+            copy.deepcopy(each)
+
+
 @pytest.mark.parametrize("way", ["pickle", "deepcopy", "broadcast_object", "save"])
 def test_a_copy_of_a_model_trains_as_the_model_does(way, tmp_path):
     model = compiled(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)))
