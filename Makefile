@@ -114,7 +114,7 @@ test-mxnet: setup $(VENV_MXNET)/.ready ## Test MXNet 1.9.1, in a separate enviro
 
 $(VENV_MXNET)/.ready: $(VENV)/.ready
 	@test -x $(VENV_MXNET)/bin/pip || $(TWICE) 'making $(VENV_MXNET)' $(PYTHON) -m venv $(VENV_MXNET)
-	@$(TWICE) 'installing MXNet' $(VENV_MXNET)/bin/pip install --quiet --editable '.[mpich,mxnet]' pytest pytest-timeout psutil
+	@$(TWICE) 'installing MXNet' $(VENV_MXNET)/bin/pip install --quiet --editable '.[mpich,mxnet]' pytest pytest-timeout pytest-xdist psutil
 	@touch $@
 
 fuzz: $(FUZZ) ## Feed hostile messages to every decoder for ten minutes
