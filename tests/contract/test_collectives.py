@@ -121,7 +121,7 @@ def test_allgather_of_scalars_is_a_vector_of_ranks(framework, hvd):
 def test_booleans_are_not_multiplied(framework, hvd, factor):
     mine = framework.tensor(np.ones(3), "bool")
     for reduce in (hvd.allreduce, hvd.reducescatter):
-        with pytest.raises(ValueError, match="cannot be (multiplied|sent)"):
+        with pytest.raises(ValueError, match=r"cannot be (multiplied|sent)"):
             reduce(mine, op=hvd.Sum, **{factor: 0.5})
 
 
