@@ -11,6 +11,18 @@ namespace {
 
 size_t tiles(size_t count) { return (count + kTile - 1) / kTile; }
 
+// Calls use(at, size, floats) for pieces of complete buckets that fit in the L1 cache; small, so
+// that memory is read continuously.
+template <class Use>
+void by_pieces(size_t count, uint32_t bucket, const Use& use) {
+  constexpr size_t kPiece = 2048;  // elements
+  const size_t piece = std::max<size_t>(bucket, kPiece / bucket * bucket);
+  std::vector<float> floats(std::min(count, piece));
+  for (size_t at = 0; at < count; at += piece) {
+    use(at, std::min(piece, count - at), floats.data());
+  }
+}
+
 // Calls f(begin, size, scales, codes) for each bucket.
 template <class Scales, class Codes, class F>
 void each_bucket(size_t count, const CodecSpec& spec, Scales* scales, Codes* codes, const F& f) {
@@ -59,6 +71,32 @@ bool BucketCode::encode(const void* x, DType dtype, size_t count, uint64_t first
     finite &= encode_floats(floats, size, first + at, spec, key, scales + spec.scales(at),
                             codes + spec.code_bytes(at));
   });
+  return finite;
+}
+
+bool BucketCode::encode_keeping(const void* x, DType dtype, float by, size_t count, uint64_t first,
+                                const CodecSpec& spec, const NoiseKey& key, float* scales,
+                                uint8_t* codes, float* left) const {
+  const auto* const in = static_cast<const uint8_t*>(x);
+  Scratch scratch;
+  bool finite = true;
+  each_bucket(count, spec, scales, codes,
+              [&](size_t begin, size_t size, float* scale, uint8_t* code) {
+                float* const own = left + begin;
+                scale_add(in + begin * facts(dtype).size, dtype, size, by, own, own, true);
+                finite &= keep_bucket(own, size, first + begin, spec, key, scale, code, scratch);
+              });
+  return finite;
+}
+
+bool BucketCode::keep_bucket(float* left, size_t count, uint64_t first, const CodecSpec& spec,
+                             const NoiseKey& key, float* scales, uint8_t* codes,
+                             Scratch& scratch) const {
+  scratch.kept.assign(left, left + count);
+  const float* const value = scratch.kept.data();
+  const bool finite = encode_bucket(value, count, first, spec, key, scales, codes, scratch);
+  decode_bucket(scales, codes, count, spec, left, scratch);
+  keep_rest(value, count, left);
   return finite;
 }
 

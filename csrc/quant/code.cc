@@ -5,7 +5,6 @@
 
 #include "common/clones.h"
 #include "common/error.h"
-#include "quant/convert.h"
 #include "quant/kernels.h"
 
 namespace qsgd {
@@ -64,22 +63,6 @@ void keep_rest(const float* value, size_t count, float* left) {
     const float rest = value[i] - left[i];
     left[i] = magnitude_bits(rest) < kInfinity ? rest : 0.0f;
   }
-}
-
-bool Code::encode_keeping(const void* x, DType dtype, float by, size_t count, uint64_t first,
-                          const CodecSpec& spec, const NoiseKey& key, float* scales, uint8_t* codes,
-                          float* left) const {
-  bool finite = true;
-  by_pieces(count, spec.bucket, [&](size_t at, size_t size, float* value) {
-    float* const scale = scales + spec.scales(at);
-    uint8_t* const code = codes + spec.code_bytes(at);
-    scale_add(static_cast<const char*>(x) + at * facts(dtype).size, dtype, size, by, left + at,
-              value, true);
-    finite &= encode(value, DType::kFloat32, size, first + at, spec, key, scale, code);
-    decode(scale, code, size, spec, left + at, DType::kFloat32);
-    keep_rest(value, size, left + at);
-  });
-  return finite;
 }
 
 bool encode(const void* x, DType dtype, size_t count, uint64_t first, const CodecSpec& spec,

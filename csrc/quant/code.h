@@ -59,10 +59,9 @@ class Code {
   virtual bool encode(const void* x, DType dtype, size_t count, uint64_t first,
                       const CodecSpec& spec, const NoiseKey& key, float* scales,
                       uint8_t* codes) const = 0;
-  // Default: codes, decodes and compares pieces of complete buckets, in the caches.
   virtual bool encode_keeping(const void* x, DType dtype, float by, size_t count, uint64_t first,
                               const CodecSpec& spec, const NoiseKey& key, float* scales,
-                              uint8_t* codes, float* left) const;
+                              uint8_t* codes, float* left) const = 0;
   virtual bool decode(const float* scales, const uint8_t* codes, size_t count,
                       const CodecSpec& spec, void* out, DType dtype) const = 0;
   virtual void decode_add(const float* scales, const uint8_t* codes, size_t count,
@@ -73,18 +72,6 @@ class Code {
   ~Code() = default;
 };
 
-// Calls use(at, size, floats) for pieces of complete buckets that fit in the L1 cache; small, so
-// that memory is read continuously.
-template <class Use>
-void by_pieces(size_t count, uint32_t bucket, const Use& use) {
-  constexpr size_t kPiece = 2048;  // elements
-  const size_t piece = std::max<size_t>(bucket, kPiece / bucket * bucket);
-  std::vector<float> floats(std::min(count, piece));
-  for (size_t at = 0; at < count; at += piece) {
-    use(at, std::min(piece, count - at), floats.data());
-  }
-}
-
 // left[i] = value[i] - left[i], where left[i] was the decoded value; zero if not finite.
 void keep_rest(const float* value, size_t count, float* left);
 
@@ -93,6 +80,9 @@ class BucketCode : public Code {
  public:
   bool encode(const void* x, DType dtype, size_t count, uint64_t first, const CodecSpec& spec,
               const NoiseKey& key, float* scales, uint8_t* codes) const final;
+  bool encode_keeping(const void* x, DType dtype, float by, size_t count, uint64_t first,
+                      const CodecSpec& spec, const NoiseKey& key, float* scales, uint8_t* codes,
+                      float* left) const final;
   bool decode(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
               void* out, DType dtype) const final;
   void decode_add(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,
@@ -106,6 +96,7 @@ class BucketCode : public Code {
     std::vector<uint16_t> noise;
     std::vector<uint8_t> bytes;
     std::vector<float> values;
+    std::vector<float> kept;  // of keep_bucket() alone
     std::vector<uint32_t> maxima;
     std::vector<uint64_t> ranks;
   };
@@ -114,6 +105,10 @@ class BucketCode : public Code {
   virtual bool encode_bucket(const float* x, size_t count, uint64_t first, const CodecSpec& spec,
                              const NoiseKey& key, float* scales, uint8_t* codes,
                              Scratch& scratch) const = 0;
+  // Codes a bucket, and replaces it by the coding error. Default: decodes it.
+  virtual bool keep_bucket(float* left, size_t count, uint64_t first, const CodecSpec& spec,
+                           const NoiseKey& key, float* scales, uint8_t* codes,
+                           Scratch& scratch) const;
   // Must accept any codes and scales: those that no encoder writes decode to some numbers. Returns
   // whether all values are finite.
   virtual bool decode_bucket(const float* scales, const uint8_t* codes, size_t count,

@@ -15,6 +15,7 @@ bool float32_to(const float* x, size_t count, DType dtype, void* out);
 
 // to[i] = x[i] * by + left[i], rounded to float32 after each step. Returns the largest magnitude,
 // as Kernels::max_magnitude does. `to` may be x or left.
+// `fetch` prefetches what follows.
 uint32_t scale_add(const void* x, DType dtype, size_t count, float by, const float* left, float* to,
                    bool fetch);
 

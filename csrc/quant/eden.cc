@@ -24,7 +24,6 @@
 #include <limits>
 
 #include "quant/code.h"
-#include "quant/convert.h"
 #include "quant/kernels.h"
 #include "quant/philox.h"
 
@@ -90,22 +89,6 @@ class Eden final : public BucketCode {
     return sent / 8 * static_cast<size_t>(spec.bits);
   }
 
-  // The levels are at hand when a complete bucket has been coded, and are not decoded.
-  bool encode_keeping(const void* x, DType dtype, float by, size_t count, uint64_t first,
-                      const CodecSpec& spec, const NoiseKey& key, float* scales, uint8_t* codes,
-                      float* left) const override {
-    Scratch scratch;
-    bool finite = true;
-    for (size_t at = 0; at < count; at += spec.bucket, left += spec.bucket, ++scales) {
-      const size_t size = std::min<size_t>(spec.bucket, count - at);
-      const char* const from = static_cast<const char*>(x) + at * facts(dtype).size;
-      scale_add(from, dtype, size, by, left, left, true);
-      finite &= keep_bucket(left, size, first + at, spec, key, scales, codes, scratch);
-      codes += code_bytes(spec, size);
-    }
-    return finite;
-  }
-
  private:
   bool encode_bucket(const float* x, size_t count, uint64_t first, const CodecSpec& spec,
                      const NoiseKey& key, float* scales, uint8_t* codes,
@@ -121,12 +104,13 @@ class Eden final : public BucketCode {
     return code_padded<false>(x, size, seed, spec, workspace.work, scales, codes);
   }
 
-  // Codes a bucket, and replaces it by the coding error.
+  // The levels are at hand when a complete bucket has been coded, and are not decoded.
   bool keep_bucket(float* left, size_t count, uint64_t first, const CodecSpec& spec,
-                   const NoiseKey& key, float* scales, uint8_t* codes, Scratch& scratch) const {
+                   const NoiseKey& key, float* scales, uint8_t* codes,
+                   Scratch& scratch) const override {
     const size_t size = eden_size(count);
-    const uint32_t seed = eden_seed(Philox(key), first);
     if (size == count) {
+      const uint32_t seed = eden_seed(Philox(key), first);
       Workspace workspace(size, false, scratch);
       const bool finite = code_padded<true>(left, size, seed, spec, workspace.work, scales, codes);
       if (finite && scales[0] < kEdenMost) {
@@ -134,13 +118,8 @@ class Eden final : public BucketCode {
         if (unit != 0) kernels().eden_restore[2](workspace.work, size, seed, unit, left);
         return true;
       }
-    } else {
-      encode_bucket(left, count, first, spec, key, scales, codes, scratch);
     }
-    const std::vector<float> value(left, left + count);
-    const bool finite = decode_bucket(scales, codes, count, spec, left, scratch);
-    keep_rest(value.data(), count, left);
-    return finite;
+    return BucketCode::keep_bucket(left, count, first, spec, key, scales, codes, scratch);
   }
 
   // Codes `size` elements. Keep: `work` is what eden_values makes of the codes, if the scale is not
