@@ -81,9 +81,11 @@ def test_an_output_that_trains_among_other_statements_is_left_to_the_author():
         model = torch.nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=1)
         a = 1; print(fit(model, optimizer))
+        torch.save(fit(model, optimizer), "a.pt")
     """)
     assert "a = 1; print(fit(model, optimizer))" in made.after
     assert any("every rank must do the work" in note.text for note in made.to_decide)
+    assert sum("every rank must do" in note.text for note in made.to_decide) == 2  # one a line
 
 
 @pytest.mark.parametrize(

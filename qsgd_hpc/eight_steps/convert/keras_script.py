@@ -14,7 +14,7 @@ from qsgd_hpc.eight_steps.convert.downloads import download_once, wait_behind
 from qsgd_hpc.eight_steps.convert.keras_optimizer import distribute
 from qsgd_hpc.eight_steps.convert.loops import callers, reaching, sources
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
+from qsgd_hpc.eight_steps.convert.rank0 import WRITTEN, guard_outputs
 from qsgd_hpc.eight_steps.reading import Script, dotted
 from qsgd_hpc.errors import UsageError
 
@@ -291,7 +291,7 @@ def _extend(plan: Plan, known: cst.List, ours: list[str], texts: Sequence[tuple[
         plan.insert(after_bracket, f"{', '.join(ours)}, ")
     for element in known.elements:
         if writes(script, element.value):
-            text = "All ranks have the same state, so one copy is enough."
+            text = WRITTEN
             plan.before(known, *plan.comment(7, text, known, once=True))
             plan.wrap(element.value, "*([", "] if hvd.rank() == 0 else [])")
 
@@ -313,6 +313,6 @@ def _appended(plan: Plan, given: cst.BaseExpression) -> None:
             and len(call.args) == 1
             and writes(script, call.args[0].value)
         ):
-            text = "All ranks have the same state, so one copy is enough."
+            text = WRITTEN
             header = "if hvd.rank() == 0:"
             plan.under([plan.anchor(call)], header, *plan.comment(7, text, call, once=True))

@@ -12,8 +12,10 @@ from qsgd_hpc.eight_steps.convert.plan import HEADER, Edit, Plan
 from qsgd_hpc.eight_steps.convert.records import RUNS, looks, muted, nowhere, opens, record_once
 from qsgd_hpc.eight_steps.reading import Script, dotted
 
-__all__ = ["guard_outputs", "is_progress_bar"]
+__all__ = ["PRINTED", "WRITTEN", "guard_outputs", "is_progress_bar"]
 
+PRINTED = "Otherwise every line would appear once per rank."
+WRITTEN = "All ranks have the same state, so one copy is enough."
 PRINTS = re.compile(
     r"^(print|tensorflow\.print|pprint\.pprint|sys\.std(out|err)\.(write|flush)"
     r"|tqdm(\.\w+)*\.write|logging\.(getLogger\(\)\.)?(debug|info|warning|error|critical|log))$"
@@ -157,10 +159,7 @@ def guard_outputs(plan: Plan, training: frozenset[cst.FunctionDef], first_line: 
             _guard(plan, group, training)
     for node in script.nodes:
         parent = script.parents.get(node)
-        if isinstance(node, cst.SimpleStatementLine) and script.line(node) > first_line:
-            if not any(outer is each for outer in (node, *script.ancestors(node)) for each in done):
-                _split(plan, node, training)
-        elif isinstance(node, cst.SimpleStatementSuite) and not outputs(script, parent or node):
+        if isinstance(node, cst.SimpleStatementSuite) and not outputs(script, parent or node):
             for part in node.body:
                 if output_of(script, part) is not None:
                     plan.todo(node, "every rank does this, but only rank 0 should write or print.")
@@ -171,18 +170,15 @@ def _split(plan: Plan, line: cst.SimpleStatementLine, training: frozenset[cst.Fu
     """Guard the outputs among the statements of a line, which are separated by semicolons."""
     script = plan.script
     found = [output_of(script, part) for part in line.body]
-    if not any(found):
+    calls = [call for call in found if call is not None]
+    if not calls:
         return
-    if any(call is not None and any(own_work(plan, call, training)) for call in found):
+    if any(any(own_work(plan, call, training)) for call in calls):
         plan.todo(line, "every rank must do the work in this, but only rank 0 write or print.")
         return
-    indent = plan.indentation(line)
-    start = plan.newline + indent
+    start = plan.newline + plan.indentation(line)
     guard = f"{start}if hvd.rank() == 0:{start}{script.module.default_indent}"
-    calls = [call for call in found if call is not None]
-    text = "Otherwise every line would appear once per rank."
-    if not all(is_print(script, call) for call in calls):
-        text = "All ranks have the same state, so one copy is enough."
+    text = PRINTED if all(is_print(script, call) for call in calls) else WRITTEN
     plan.before(line, *plan.comment(7, text, line, once=True))
     if found[0] is not None:
         place = plan.offset(script.start(line.body[0]))
@@ -208,7 +204,9 @@ def _alone(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.Fun
         return bool(files)
     calls = outputs(script, statement)
     if not calls:
-        _assigned(plan, statement)
+        if isinstance(statement, cst.SimpleStatementLine):
+            _assigned(plan, statement)
+            _split(plan, statement, training)
         return False
     for call in calls:
         trains, _ = own_work(plan, call, training)
@@ -219,15 +217,14 @@ def _alone(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.Fun
     return True
 
 
-def _assigned(plan: Plan, statement: cst.CSTNode) -> None:
+def _assigned(plan: Plan, line: cst.SimpleStatementLine) -> None:
     """Leave a TODO at statements that write and return a value, which all ranks may need."""
-    if isinstance(statement, cst.SimpleStatementLine):
-        for part in statement.body:
-            value = getattr(part, "value", None)
-            if isinstance(part, cst.Assign | cst.AnnAssign) and isinstance(value, cst.Call):
-                name = plan.script.called(value)
-                if re.search(r"(Saver|Checkpoint|CheckpointManager)\(\)\.save$", name):
-                    plan.todo(statement, "only rank 0 may do this; which value do the others use?")
+    for part in line.body:
+        value = getattr(part, "value", None)
+        if isinstance(part, cst.Assign | cst.AnnAssign) and isinstance(value, cst.Call):
+            name = plan.script.called(value)
+            if re.search(r"(Saver|Checkpoint|CheckpointManager)\(\)\.save$", name):
+                plan.todo(line, "only rank 0 may do this; which value do the others use?")
 
 
 def _guard(
@@ -240,11 +237,7 @@ def _guard(
             _hoist(plan, call)
     saves = [c for c in calls if not is_print(script, c)]
     opens = any(isinstance(statement, cst.With) for statement in group)
-    text = (
-        "All ranks have the same state, so one copy is enough."
-        if saves or opens
-        else "Otherwise every line would appear once per rank."
-    )
+    text = WRITTEN if saves or opens else PRINTED
     plan.under(group, "if hvd.rank() == 0:", *plan.comment(7, text, group[0], once=True))
 
 

@@ -12,7 +12,7 @@ from qsgd_hpc.eight_steps.convert.calls import argument_node, find, last_with_ca
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, reaching, sources, train_loops
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
+from qsgd_hpc.eight_steps.convert.rank0 import WRITTEN, guard_outputs
 from qsgd_hpc.eight_steps.convert.rates import LINEAR, scale
 from qsgd_hpc.eight_steps.reading import Script, dotted
 from qsgd_hpc.errors import UsageError
@@ -91,7 +91,6 @@ RANK_0 = re.compile(
     r"\.train\.(LoggingTensorHook|CheckpointSaverHook|SummarySaverHook|StepCounterHook)$"
 )
 ALIKE = "Every rank starts with rank 0's values."
-SAVE = "All ranks have the same state, so one copy is enough."
 
 
 def _open_sessions(plan: Plan) -> bool:
@@ -154,14 +153,14 @@ def _monitored(plan: Plan, call: cst.Call) -> None:
         for element in known.elements:
             made = script.value(element.value)
             if isinstance(made, cst.Call) and RANK_0.search(script.called(made)):
-                plan.before(known, *plan.comment(7, SAVE, known, once=True))
+                plan.before(known, *plan.comment(7, WRITTEN, known, once=True))
                 plan.wrap(element.value, "*([", "] if hvd.rank() == 0 else [])")
     else:
         plan.before(call, *plan.comment(6, ALIKE, call))
         plan.wrap(hooks, f"[{hook}, *", "]")
     folder = argument_node(call, "checkpoint_dir", 2) if find(call, "checkpoint_dir") else None
     if folder is not None:
-        plan.before(call, *plan.comment(7, SAVE, call, once=True))
+        plan.before(call, *plan.comment(7, WRITTEN, call, once=True))
         plan.replace(folder, f"{script.code(folder)} if hvd.rank() == 0 else None")
 
 

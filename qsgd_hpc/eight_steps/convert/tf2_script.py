@@ -16,7 +16,7 @@ from qsgd_hpc.eight_steps.convert.keras_script import reseed
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, reaching, train_loops
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
+from qsgd_hpc.eight_steps.convert.rank0 import PRINTED, guard_outputs
 from qsgd_hpc.eight_steps.convert.rates import LINEAR, Steps, is_number, scaled, steps_of
 from qsgd_hpc.eight_steps.reading import Script, argument, dotted
 from qsgd_hpc.errors import UsageError
@@ -136,7 +136,7 @@ def _writers(plan: Plan) -> None:
     for call in script.calls:
         if script.called(call) == "tensorflow.summary.create_file_writer":
             tf = script.code(call.func).rpartition(".create_file_writer")[0]
-            text = "Otherwise every line would appear once per rank."
+            text = PRINTED
             plan.before(call, *plan.comment(7, text, call, once=True))
             plan.wrap(call, "", f" if hvd.rank() == 0 else {tf}.create_noop_writer()")
 

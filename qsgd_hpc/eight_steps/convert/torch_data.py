@@ -8,13 +8,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import (
-    find,
-    inside,
-    name_of_module,
-    target_of,
-    walk,
-)
+from qsgd_hpc.eight_steps.convert.calls import find, inside, name_of_module, target_of, walk
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, sources
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted

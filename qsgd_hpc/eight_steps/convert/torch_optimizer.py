@@ -263,7 +263,6 @@ def warm_up(
         for n in script.nodes
         if isinstance(n, cst.SimpleString) and n.raw_value == "lr" and _is_set(script, n)
     ]
-    resumed = any(_restores(script, c, target) for c in script.calls)
     if own == ["OneCycleLR"]:
         for call in script.calls:
             if script.called(call).endswith(".OneCycleLR"):
@@ -282,15 +281,16 @@ def warm_up(
     if "CyclicLR" in own:
         plan.todo(statement, "CyclicLR sets its own rates: multiply them by hvd.size() too.")
         return
-    if own or by_hand or resumed:
-        text = f"{own[0] if own else 'the script'} sets the learning rate: raise it to this over a "
-        text += "warm-up."
-        if not own and not by_hand:
-            text = (
-                "a checkpoint sets the learning rate, so no warm-up is added: add one for a new "
-                "training, and change the rate if the number of ranks has changed."
-            )
-        plan.todo(statement, text)
+    if own or by_hand:
+        why = own[0] if own else "the script"
+        plan.todo(statement, f"{why} sets the learning rate: raise it to this over a warm-up.")
+        return
+    if any(_restores(script, call, target) for call in script.calls):
+        plan.todo(
+            statement,
+            "a checkpoint sets the learning rate, so no warm-up is added: add one for a new "
+            "training, and change the rate if the number of ranks has changed.",
+        )
         return
     text = "Large steps at the beginning would diverge, so the rate rises over the first epoch."
     place, count = steps.at(plan, statement)
