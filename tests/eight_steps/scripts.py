@@ -28,6 +28,19 @@ for epoch in range(3):
     {after}
 """
 
+TF2 = """
+import tensorflow as tf
+
+model = make()
+optimizer = tf.keras.optimizers.Adam(0.01)
+data = tf.data.Dataset.from_tensor_slices((x, y)).repeat().shuffle(9).batch(8)
+for images, labels in data.take(100):
+    with tf.GradientTape() as tape:
+        loss = loss_of(model(images), labels)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+"""
+
 
 def torch_script(setup="pass", after="pass", clip=""):
     lines = textwrap.indent(textwrap.dedent(after), "    ").strip()

@@ -1,0 +1,157 @@
+"""Step 3 of the conversion, a rule at a time: arrays and data sets of tf.data."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.eight_steps.scripts import TF2, done, torch_script
+
+
+def test_slices_of_a_split_order_take_their_share():
+    text = """
+        import torch
+
+        def main(x, y):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for epoch in range(2):
+                order = torch.randperm(len(x))
+                for batch in order.split(8):
+                    loss_of(x[batch], y[batch]).backward()
+                    optimizer.step()
+
+        main(*load())
+    """
+    made = done(text)
+    assert "x, y = x[shard], y[shard]" in made.after
+    assert "start_factor=1 / hvd.size(), total_iters=max(1, len(x) // 8)\n" in made.after
+    assert not made.to_decide
+
+
+SLICES = """
+import torch
+
+x = torch.rand(1000, 3)
+{size}
+y = x.sum(1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    total = 0.0
+    for i in range(0, n, 10):
+        loss = loss_of(x[i : i + 10], y[i : i + 10])
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    print(total / (n // 10))
+{after}
+"""
+
+
+@pytest.mark.parametrize("size", ["n = x.shape[0]", "n = len(x)", "n = int(0.8 * x.size(0))"])
+def test_a_number_of_samples_is_that_of_a_ranks_part(size):
+    made = done(SLICES.format(size=size, after=""))
+    assert f"x, y = x[shard], y[shard]\n{size}\n" in made.after
+    assert "total = sum(hvd.allgather_object(total)) / hvd.size()\n" in made.after
+    assert not made.to_decide
+
+
+def test_a_number_of_samples_that_may_be_another_is_left_to_the_author():
+    made = done(SLICES.format(size="n = 10\nif all_of_them:\n    n = len(x)", after=""))
+    assert any("n must be computed from this rank's part" in note.text for note in made.to_decide)
+
+
+def test_arrays_that_are_read_behind_the_loop_are_pointed_out():
+    after = "print(len(x), x.shape)\nsave('x.npy', x, y)"
+    made = done(SLICES.format(size="n = len(x)", after=after))
+    assert [note.text for note in made.to_decide] == [
+        "here and below, only this rank's part of x, y is left."
+    ]
+    assert not done(SLICES.format(size="n = len(x)", after="x = 1\nprint(x)")).to_decide
+
+
+def test_a_divisor_of_which_only_itself_is_known_is_left_to_the_author():
+    text = torch_script("from settings import *\nn = n // 2 + n // 3", "print(total / n)")
+    assert any("total covers only" in note.text for note in done(text).to_decide)
+
+
+def test_the_batches_to_take_are_divided_among_the_ranks():
+    after = done(TF2).after
+    assert "data.take(100 // hvd.size())" in after
+    assert "((x, y)).shard(hvd.size(), hvd.rank()).take(len(x) // hvd.size()).repeat()" in after
+
+
+def test_a_data_set_that_a_loop_does_not_exhaust_is_divided_before_it_is_shuffled():
+    text = TF2.replace(".repeat()", "")
+    made = done(text)
+    assert "((x, y)).shard(hvd.size(), hvd.rank()).take(len(x) // hvd.size()).shuf" in made.after
+    assert "data.take(100 // hvd.size())" in made.after
+    others = done(f"{text}test = data.skip(100)\n").after
+    assert "in data.take(100).shard(hvd.size(), hvd.rank()).take(100 // hvd.size()):" in others
+
+
+def test_a_data_set_of_two_loops_is_divided_once():
+    source = TF2.replace("8)\n", "8).take(90)\n").replace("data.take(100)", "data")
+    loop = source[source.index("for images") :]
+    after = done(f"{source}{loop}").after
+    assert after.count(".shard(") == 1 and after.count(".take(90 // hvd.size())") == 1
+
+
+def test_a_data_set_of_two_fits_is_divided_once():
+    text = """
+        import tensorflow as tf
+
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+        model.compile(tf.keras.optimizers.Adam(0.1), "mse")
+        model.fit(data, epochs=1)
+        model.fit(data, epochs=2)
+    """
+    assert done(text).after.count(".shard(") == 1
+
+
+SPLIT = """
+import tensorflow as tf
+
+tf.random.set_seed(0)
+data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(1000, seed=0)
+train = data.{train}(800).batch(40)
+test = data.{test}(800).batch(40)
+model.compile(tf.keras.optimizers.Adam(0.1), "mse")
+model.fit(train, validation_data=test)
+"""
+
+
+def test_a_data_set_is_split_before_it_is_divided_among_the_ranks():
+    after = done(SPLIT.format(train="take", test="skip")).after
+    part = "train = data.take(800).shard(hvd.size(), hvd.rank()).take(800 // hvd.size()).batch(40)"
+    assert f"{part}\ntest = data.skip(800).batch(40)\n" in after
+    assert after.count(".shard(") == 1
+    assert "tf.random.set_seed(0)" in after  # or the ranks would shuffle and split differently
+
+
+def test_a_shuffle_without_a_seed_before_a_split_is_pointed_out():
+    text = SPLIT.format(train="take", test="skip").replace("tf.random.set_seed(0)", "")
+    assert not any("seed" in note.text for note in done(text).to_decide)
+    made = done(text.replace("1000, seed=0", "1000"))
+    assert any("give this shuffle() a seed" in note.text for note in made.to_decide)
+
+
+def test_a_part_of_unknown_size_is_left_to_the_author():
+    made = done(SPLIT.format(train="skip", test="take"))
+    assert "\ntrain = data.skip(800).batch(40)\n" in made.after
+    assert any("shard this data set after skip()" in note.text for note in made.to_decide)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "remedy"),
+    [("flow(x, y, batch_size=8)", "x[shard]"), ("flow_from_directory('a')", "other files")],
+)
+def test_what_an_iterator_of_keras_draws_from_is_divided(drawn, remedy):
+    text = f"""
+        import keras
+
+        augment = keras.preprocessing.image.ImageDataGenerator(rotation_range=9)
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+        model.fit(augment.{drawn}, epochs=2)
+    """
+    notes = [note.text for note in done(text).to_decide]
+    assert any(remedy in note for note in notes)
+    assert not any(".shard(" in note for note in notes)
