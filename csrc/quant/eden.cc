@@ -37,17 +37,17 @@ EdenTable make_table(int bits) {
   const float* const level = lloyd_max(bits);
   const uint32_t levels = 1u << (bits - 1);
   for (uint32_t i = 0; i < levels; ++i) {
-    table.values[i] = bit_cast<uint32_t>(level[i]);
-    table.values[levels + i] = bit_cast<uint32_t>(-level[i]);
+    table.values.set(i, bit_cast<uint32_t>(level[i]));
+    table.values.set(levels + i, bit_cast<uint32_t>(-level[i]));
   }
   // In units of a cell, which is so small that no two edges round to the same one.
   uint32_t below = 0;
   for (uint32_t cell = 0; cell < kEdenCells; ++cell) {
-    table.edges[cell] = kNoEdge | below;
+    table.edges.set(cell, kNoEdge | below);
     if (below + 1 == levels) continue;
     const float edge = eden_edge(bits, static_cast<int>(below));
     if (std::min(std::lrint(edge), kEdenCells - 1L) != static_cast<long>(cell)) continue;
-    table.edges[cell] = bit_cast<uint32_t>(edge);
+    table.edges.set(cell, bit_cast<uint32_t>(edge));
     ++below;
   }
   table.last_edge = below + 1 == levels ? kNoEdge : bit_cast<uint32_t>(eden_edge(bits, int(below)));

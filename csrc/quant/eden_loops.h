@@ -333,49 +333,76 @@ float eden_rotate_loop(const float* x, size_t size, float lift, uint32_t seed, f
 // Number of distinct cells.
 constexpr int eden_cells(int bits) { return bits < 4 ? 1 << (bits - 1) : 1 << bits; }
 
+// A tile's entries of a table of at least Size entries, by the lowest bytes of indices below Size.
+template <class V, int Size, int Length>
+QSGD_INLINE void lookup_tile(const ByteTable<Length>& table, const typename V::I* index,
+                             typename V::I* entries) {
+  if constexpr (V::kLooksUpBytes && Size > 2 * V::kLookup) {
+    V::template lookup_bytes<Size>(table.bytes, V::lowest_bytes(index), entries);
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < kTile / V::kLanes; ++i) {
+      entries[i] = V::template lookup<Size>(table.entries, index[i]);
+    }
+  }
+}
+
 template <class V, int Bits, bool Keep>
 float eden_code_loop(float* work, size_t size, float scale, uint32_t seed, const EdenTable& table,
                      uint8_t* codes) {
+  using F = typename V::F;
   using I = typename V::I;
   constexpr int kCells = eden_cells(Bits), kLevels = (1 << Bits) / 2;
-  const typename V::F factor = V::spread(scale);
+  constexpr int kOfTile = kTile / V::kLanes;
+  const F factor = V::spread(scale);
   TreeSum<V> match;
+  // Codes a tile, and returns its levels with their signs.
+  const auto code_tile = [&](const F* v, F* signed_level) QSGD_INLINE_LAMBDA {
+    I z[kOfTile], magnitude[kOfTile], level[kOfTile], value[kOfTile];
+#pragma GCC unroll 16
+    for (int i = 0; i < kOfTile; ++i) {
+      z[i] = V::bits(V::mul(v[i], factor));
+      magnitude[i] = V::both(z[i], V::spread(0x7fffffff));
+      level[i] = V::spread(0);  // bits above the lowest byte are arbitrary
+    }
+    if constexpr (Bits > 1) {
+      I cell[kOfTile], edge[kOfTile];
+#pragma GCC unroll 16
+      for (int i = 0; i < kOfTile; ++i) {
+        cell[i] = V::min(V::round(V::of_bits(magnitude[i])), V::spread(kCells - 1));
+      }
+      lookup_tile<V, kCells>(table.edges, cell, edge);
+#pragma GCC unroll 16
+      for (int i = 0; i < kOfTile; ++i) {
+        level[i] = V::count_above(edge[i], magnitude[i], edge[i]);
+        if constexpr (Bits == 8) {
+          level[i] = V::count_above(level[i], magnitude[i], V::spread(int32_t(table.last_edge)));
+        }
+      }
+    }
+    lookup_tile<V, kLevels>(table.values, level, value);
+    F product[kOfTile];
+#pragma GCC unroll 16
+    for (int i = 0; i < kOfTile; ++i) {
+      product[i] = V::mul(V::of_bits(magnitude[i]), V::of_bits(value[i]));
+      signed_level[i] = V::flip(V::of_bits(value[i]), z[i]);
+      level[i] = V::select(V::spread(kLevels - 1), level[i], V::template down<32 - Bits>(z[i]));
+    }
+    match.add(product);
+    pack_codes<V, Bits>(level, codes);
+    codes += 8 * Bits;
+  };
   with_group<V>(size, [&](auto group) QSGD_INLINE_LAMBDA {
     constexpr int kCount = decltype(group)::kVectors;
-    fall<V, kCount>(work, size, [&](size_t at, const typename V::F* v) QSGD_INLINE_LAMBDA {
-      I codes_of[kCount];
-      typename V::F product[kCount], signed_level[kCount];
-#pragma GCC unroll 16
-      for (int i = 0; i < kCount; ++i) {
-        const I z = V::bits(V::mul(v[i], factor));
-        const I magnitude = V::both(z, V::spread(0x7fffffff));
-        I level = V::spread(0);  // bits above the lowest byte are arbitrary
-        if constexpr (Bits > 1) {
-          const I cell = V::min(V::round(V::of_bits(magnitude)), V::spread(kCells - 1));
-          const I edge = V::template lookup<kCells>(table.edges, cell);
-          level = V::count_above(edge, magnitude, edge);
-          if constexpr (Bits == 8) {
-            level = V::count_above(level, magnitude, V::spread(int32_t(table.last_edge)));
-          }
-        }
-        const I value = V::template lookup<kLevels>(table.values, level);
-        product[i] = V::mul(V::of_bits(magnitude), V::of_bits(value));
-        if constexpr (Keep) signed_level[i] = V::flip(V::of_bits(value), z);
-        codes_of[i] = V::select(V::spread(kLevels - 1), level, V::template down<32 - Bits>(z));
-      }
-      constexpr int kOfTile = kTile / V::kLanes;
+    fall<V, kCount>(work, size, [&](size_t at, const F* v) QSGD_INLINE_LAMBDA {
+      F signed_level[kCount];
 #pragma GCC unroll 2
-      for (int i = 0; i < kCount; i += kOfTile) {
-        match.add(product + i);
-        pack_codes<V, Bits>(codes_of + i, codes);
-        codes += 8 * Bits;
-      }
+      for (int i = 0; i < kCount; i += kOfTile) code_tile(v + i, signed_level + i);
       if constexpr (Keep) {  // the group at `at` has been loaded completely
-        rise<V, kCount>(kCount * V::kLanes, work + at,
-                        [&](size_t, typename V::F* risen) QSGD_INLINE_LAMBDA {
+        rise<V, kCount>(kCount * V::kLanes, work + at, [&](size_t, F* risen) QSGD_INLINE_LAMBDA {
 #pragma GCC unroll 16
-                          for (int i = 0; i < kCount; ++i) risen[i] = signed_level[i];
-                        });
+          for (int i = 0; i < kCount; ++i) risen[i] = signed_level[i];
+        });
       }
     });
     if constexpr (Keep) {
@@ -387,16 +414,29 @@ float eden_code_loop(float* work, size_t size, float scale, uint32_t seed, const
   return match.total();
 }
 
-// Values of codes; a large table is searched among the levels above zero only.
+// A tile's values of codes, one byte each; a large table is searched among the levels above zero
+// only.
 template <class V, int Bits>
-QSGD_INLINE typename V::F level_of(typename V::I code, const EdenTable& table) {
-  if constexpr ((1 << Bits) <= V::kLookup) {
-    return V::of_bits(V::template lookup<1 << Bits>(table.values, code));
+QSGD_INLINE void levels_of(const uint8_t* code, const EdenTable& table, typename V::F* level) {
+  using I = typename V::I;
+  constexpr int kOfTile = kTile / V::kLanes, kLevels = (1 << Bits) / 2;
+  if constexpr (V::kLooksUpBytes && (1 << Bits) > 2 * V::kLookup) {
+    I value[kOfTile];
+    V::template lookup_bytes<1 << Bits>(table.values.bytes, V::load_bytes(code), value);
+#pragma GCC unroll 16
+    for (int i = 0; i < kOfTile; ++i) level[i] = V::of_bits(value[i]);
   } else {
-    constexpr int kLevels = (1 << Bits) / 2;
-    const typename V::I level = V::both(code, V::spread(kLevels - 1));
-    return V::flip(V::of_bits(V::template lookup<kLevels>(table.values, level)),
-                   V::template up<32 - Bits>(code));
+#pragma GCC unroll 16
+    for (int i = 0; i < kOfTile; ++i) {
+      const I one = V::widen(code + i * V::kLanes);
+      if constexpr ((1 << Bits) <= V::kLookup) {
+        level[i] = V::of_bits(V::template lookup<1 << Bits>(table.values.entries, one));
+      } else {
+        const I number = V::both(one, V::spread(kLevels - 1));
+        const I value = V::template lookup<kLevels>(table.values.entries, number);
+        level[i] = V::flip(V::of_bits(value), V::template up<32 - Bits>(one));
+      }
+    }
   }
 }
 
@@ -413,10 +453,9 @@ void eden_values_loop(const uint8_t* codes, size_t size, uint32_t seed, const Ed
       for (int i = 0; i < kCount * V::kLanes; i += kTile, codes += 8 * Bits) {
         unpack_codes<V, Bits>(codes, code + i);
       }
-#pragma GCC unroll 16
-      for (int i = 0; i < kCount; ++i) {
-        const typename V::I one = V::widen(code + i * V::kLanes);
-        v[i] = level_of<V, Bits>(one, table);
+#pragma GCC unroll 2
+      for (int i = 0; i < kCount; i += kTile / V::kLanes) {
+        levels_of<V, Bits>(code + i * V::kLanes, table, v + i);
       }
     });
     turn<V>(work, size, kCount * V::kLanes, words);

@@ -34,15 +34,27 @@ constexpr int kernel_type(DType dtype) {
                                      : -1;
 }
 
+// A table of 32-bit entries, and the same by byte, for instruction sets that look up bytes.
+template <int N>
+struct ByteTable {
+  alignas(64) uint32_t entries[N];
+  alignas(64) uint8_t bytes[4][N];
+
+  void set(uint32_t at, uint32_t entry) {
+    entries[at] = entry;
+    for (int byte = 0; byte < 4; ++byte) bytes[byte][at] = static_cast<uint8_t>(entry >> 8 * byte);
+  }
+};
+
 // Tables of EDEN (eden.h) for some number of bits.
 constexpr int kEdenCells = 256;
 struct EdenTable {
   // By the cell nearest to a magnitude: the edge of a level in that cell, or a number above all
   // magnitudes; its lowest byte is the number of edges below. For 8 bits, last_edge is another edge
   // beyond the last cell.
-  alignas(64) uint32_t edges[kEdenCells];
+  ByteTable<kEdenCells> edges;
   uint32_t last_edge;
-  alignas(64) uint32_t values[256];  // the float32 of each code
+  ByteTable<256> values;  // the float32 of each code
 };
 
 struct Kernels {

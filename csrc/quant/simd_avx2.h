@@ -103,6 +103,7 @@ struct Avx2 {
     return either(both(mask, a), _mm256_andnot_si256(mask, b));
   }
   static constexpr int kLookup = 8;
+  static constexpr bool kLooksUpBytes = false;
   template <int Size>
   static QSGD_INLINE I lookup(const uint32_t* table, I index) {
     if constexpr (Size <= 8) {

@@ -117,6 +117,38 @@ struct Avx512 {
     }
   }
 
+  // Of larger tables, a tile's entries are looked up byte by byte: one or two instructions for each
+  // byte of 64 entries.
+  static constexpr bool kLooksUpBytes = true;
+  // The lowest bytes of a tile's numbers: byte b of lane l is that of element 16 b + l.
+  static QSGD_INLINE I lowest_bytes(const I* numbers) {
+    const I lower = choose(0x000000ffu, numbers[0], up<8>(numbers[1]));
+    const I upper = choose(0x000000ffu, numbers[2], up<8>(numbers[3]));
+    return choose(0x0000ffffu, lower, up<16>(upper));
+  }
+  // A tile's bytes in that order.
+  static QSGD_INLINE I load_bytes(const uint8_t* code) {
+    const I order =
+        _mm512_setr_epi32(0x30201000, 0x31211101, 0x32221202, 0x33231303, 0x34241404, 0x35251505,
+                          0x36261606, 0x37271707, 0x38281808, 0x39291909, 0x3a2a1a0a, 0x3b2b1b0b,
+                          0x3c2c1c0c, 0x3d2d1d0d, 0x3e2e1e0e, 0x3f2f1f0f);
+    return _mm512_permutexvar_epi8(order, load_ints(code));
+  }
+  // A tile's entries, by indices in that order, modulo Size. table[k]: byte k of the entries.
+  template <int Size, int Length>
+  static QSGD_INLINE void lookup_bytes(const uint8_t (&table)[4][Length], I index, I* entries) {
+    I byte[4];
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) byte[k] = lookup_byte<Size>(table[k], index);
+    // Transpose the four bytes of each lane: first pairs of bytes, then pairs of pairs.
+    const I even[] = {merge<0x42024000>(byte[0], byte[1]), merge<0x42024000>(byte[2], byte[3])};
+    const I odd[] = {merge<0x43034101>(byte[0], byte[1]), merge<0x43034101>(byte[2], byte[3])};
+    entries[0] = merge<0x41400100>(even[0], even[1]);
+    entries[1] = merge<0x41400100>(odd[0], odd[1]);
+    entries[2] = merge<0x43420302>(even[0], even[1]);
+    entries[3] = merge<0x43420302>(odd[0], odd[1]);
+  }
+
   static QSGD_INLINE I choose(uint32_t mask, I a, I b) {
     return select(spread(static_cast<int32_t>(mask)), a, b);
   }
@@ -223,6 +255,25 @@ struct Avx512 {
   static QSGD_INLINE I aes_last(I a, I key) { return _mm512_aesenclast_epi128(a, key); }
 
  private:
+  template <int Size>
+  static QSGD_INLINE I lookup_byte(const uint8_t* table, I index) {
+    if constexpr (Size == 64) {
+      return _mm512_permutexvar_epi8(index, load_ints(table));
+    } else if constexpr (Size == 128) {
+      return _mm512_permutex2var_epi8(load_ints(table), index, load_ints(table + 64));
+    } else {
+      return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), lookup_byte<128>(table, index),
+                                    lookup_byte<128>(table + 128, index));
+    }
+  }
+  // Of each lane, the bytes whose numbers are in Bytes, lowest first; b's begin at 64.
+  template <int Bytes>
+  static QSGD_INLINE I merge(I a, I b) {
+    const I lane = _mm512_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0x10101010, 0x14141414,
+                                     0x18181818, 0x1c1c1c1c, 0x20202020, 0x24242424, 0x28282828,
+                                     0x2c2c2c2c, 0x30303030, 0x34343434, 0x38383838, 0x3c3c3c3c);
+    return _mm512_permutex2var_epi8(a, add(lane, spread(Bytes)), b);
+  }
   // Left rotations of a field of Bits bits from Shift on within its eight bytes.
   template <int Bits, int Shift>
   static QSGD_INLINE I turns() {

@@ -92,6 +92,7 @@ struct Neon {
   static QSGD_INLINE I count_above(I count, I a, I b) { return vsubq_u32(count, vcgtq_u32(a, b)); }
   static QSGD_INLINE I select(I mask, I a, I b) { return vbslq_u32(mask, a, b); }
   static constexpr int kLookup = 256;
+  static constexpr bool kLooksUpBytes = false;
   template <int Size>
   static QSGD_INLINE I lookup(const uint32_t* table, I index) {
     const auto entry = [&](uint32_t i) { return table[i % Size]; };

@@ -104,6 +104,7 @@ struct Scalar {
   }
   static QSGD_INLINE I select(I mask, I a, I b) { return (a & mask) | (b & ~mask); }
   static constexpr int kLookup = 256;
+  static constexpr bool kLooksUpBytes = false;
   template <int Size>
   static QSGD_INLINE I lookup(const uint32_t* table, I index) {
     return each<I>([&](int i) { return table[index[i] % Size]; });
