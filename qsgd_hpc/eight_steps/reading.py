@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,8 +54,17 @@ _DISTRIBUTED_CALLS = (
     "torch.distributed.init_process_group",
     "torch.nn.parallel.DistributedDataParallel",
     "torch.distributed.fsdp.FullyShardedDataParallel",
+    "torch.distributed.fsdp.fully_shard",
+    "torch.distributed.init_device_mesh",
+    "torch.distributed.device_mesh.init_device_mesh",
     "jax.distributed.initialize",
 )
+_DISTRIBUTED_LIBRARIES = {
+    "accelerate": "accelerate",
+    "lightning": "lightning, with Trainer(strategy=...)",
+    "pytorch_lightning": "lightning, with Trainer(strategy=...)",
+}
+_TRAINERS = re.compile(r"^(transformers|trl)\.\w*Trainer$")
 DEPTH = 12  # most names in a chain of names; longer ones are taken for a cycle
 
 
@@ -258,11 +268,17 @@ def argument(call: cst.Call, name: str, index: int = -1) -> cst.BaseExpression |
 
 
 def distributed_without_hvd(script: Script) -> str | None:
-    """Return by which call a script is distributed without hvd, and how to start it, or None."""
+    """Return by what a script is distributed without hvd, and how to start it, or None."""
+    start = f": start it by qsgd-hpc run -np 2 {script.path}"
+    for module in (each.module.partition(".")[0] for each in script.imports):
+        if module in _DISTRIBUTED_LIBRARIES:
+            return f"distributed by {_DISTRIBUTED_LIBRARIES[module]}{start}"
     called = {script.called(call) for call in script.calls}
+    for name in sorted(called):
+        if _TRAINERS.match(name):
+            return f"distributed by {name}(){start}"
     for name in _DISTRIBUTED_CALLS:
         if name in called:
-            start = f": start it by qsgd-hpc run -np 2 {script.path}"
             return f"distributed by {name}()" + (start if name.startswith("torch.") else "")
     return None
 

@@ -69,13 +69,21 @@ def test_a_serial_script_is_sent_to_convert(folder, capsys):
     assert "qsgd-hpc convert serial.py" in said.err
 
 
-def test_a_script_of_torch_distributed_is_not_sent_to_convert(folder, capsys):
-    (folder / "ddp.py").write_text("import torch.distributed as d\nd.init_process_group('gloo')\n")
+@pytest.mark.parametrize(
+    ("text", "by"),
+    [
+        ("import torch.distributed as d\nd.init_process_group('gloo')\n", "torch.distributed."),
+        ("from accelerate import Accelerator\n", "accelerate"),
+        ("from transformers import Trainer\nTrainer(m).train()\n", "transformers.Trainer()"),
+    ],
+)
+def test_a_script_of_torch_distributed_is_not_sent_to_convert(folder, capsys, text, by):
+    (folder / "ddp.py").write_text(text)
     with pytest.raises(SystemExit) as ended:
         main(["check", "ddp.py"])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert "ddp.py: not examined, because it is distributed by torch.distributed." in said
+    assert f"ddp.py: not examined, because it is distributed by {by}" in said
     assert "qsgd-hpc run -np 2 ddp.py" in said
     assert "convert" not in said
 

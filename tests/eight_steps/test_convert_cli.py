@@ -61,8 +61,20 @@ def test_what_the_check_warns_of_is_to_be_decided(tmp_path):
         ("print(1)\n", "Looked for imports of torch"),
         ("import torch\nx = torch.ones(1)\n", "looked for a call of backward()"),
         ("import torch\nx = (\n", "not valid Python"),
-        ("import lightning\nimport torch\n", "Lightning has a strategy"),
-        ("from transformers import Trainer\nTrainer(m).train()\n", "by itself: start"),
+        (
+            "import lightning\nimport torch\n",
+            "distributed by lightning, with Trainer(strategy=...): start it by qsgd-hpc run -np 2",
+        ),
+        ("import accelerate\nimport torch\n", "distributed by accelerate: start it by"),
+        ("import deepspeed\nimport torch\n", "take out DeepSpeed first"),
+        (
+            "from transformers import Trainer\nTrainer(m).train()\n",
+            "by transformers.Trainer(): start",
+        ),
+        (
+            "from torch.distributed.fsdp import fully_shard\nfully_shard(m)\n",
+            "distributed by torch.distributed.fsdp.fully_shard(): start it by",
+        ),
         (
             "import torch\ntorch.distributed.init_process_group('nccl')\n",
             "distributed by torch.distributed.init_process_group(): start it by qsgd-hpc run -np 2",
