@@ -5,6 +5,7 @@ Compression that the script has set up by then is kept.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -66,22 +67,27 @@ def quantize_unasked(module: Any) -> None:
 
     All sharded modules in the outermost module are changed when that is first called.
     """
-    # Runs before FSDP2's own hook, which gathers the weights.
-    module.register_forward_pre_hook(_first_gathering, prepend=True)
+    # A forward_pre_hook would not run in other methods (register_fsdp_forward_method), and torch
+    # would trace it in a compiled model. FSDP2 calls this before it first gathers the weights.
+    state = module._get_fsdp_state()
+    begin = state._lazy_init
+
+    @functools.wraps(begin)
+    def beginning() -> None:
+        if state._is_root is None:  # the modules in the outermost one know by now
+            _quantize(module)
+        begin()
+
+    state._lazy_init = beginning
 
 
-def _first_gathering(module: Any, _args: Any) -> None:
-    if torch.compiler.is_compiling() or dist.get_world_size() == 1:
+def _quantize(module: Any) -> None:
+    if dist.get_world_size() == 1:
         return
     from qsgd_hpc.torch.fsdp.layout import sharded_modules
     from qsgd_hpc.torch.fsdp.quantize import is_quantized, quantize_fsdp
 
-    inner = sharded_modules(module).values()
-    for each in inner:
-        for key, hook in list(each._forward_pre_hooks.items()):
-            if hook is _first_gathering:
-                del each._forward_pre_hooks[key]
-    if any(map(is_quantized, inner)):
+    if any(map(is_quantized, sharded_modules(module).values())):
         return
     weights, given = env.get("QSGD_WEIGHT_BITS"), env.get("QSGD_BITS")
     gradients = given if isinstance(given, int) and given != PLAIN_BITS else None
@@ -91,9 +97,17 @@ def _first_gathering(module: Any, _args: Any) -> None:
     try:
         quantize_fsdp(module, gradients, weights)
     except QsgdError as error:
-        say(f"FSDP2 sends {type(module).__name__} as it is, not {' and '.join(sent)}: {error}")
+        _say_once(
+            f"FSDP2 sends {type(module).__name__} as it is, not {' and '.join(sent)}: {error}"
+        )
     else:
-        say(f"FSDP2 sends {' and '.join(sent)}; the script does not call quantize_fsdp")
+        _say_once(f"FSDP2 sends {' and '.join(sent)}; the script does not call quantize_fsdp")
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    """Print a line once, also if several modules are outermost, as blocks without a root are."""
+    say(text)
 
 
 def _scaler() -> Any:

@@ -595,3 +595,48 @@ def test_bits_compress_whatever_order_a_script_wraps_its_models_in(run_ranks, tm
     assert done.returncode == 0, done.stderr
     assert "hooks [1, 1, 0, 1] ['0.bias', '0.weight']" in done.stdout, done.stdout + done.stderr
     assert "the script has registered a hook of its own" in done.stderr
+
+
+# How a script may call a model of FSDP2 other than by model(x).
+SHARDED_ENTRIES = """
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from qsgd_hpc.torch.fsdp.quantize import is_quantized
+
+class Net(torch.nn.Sequential):
+    def score(self, x):
+        return self.forward(x)
+
+dist.init_process_group("gloo")
+mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+for kind in ("call", "compiled", "in place", "method", "no root"):
+    torch.manual_seed(0)
+    net = Net(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    for module in [*net, *([net] if kind != "no root" else [])]:
+        fully_shard(module, mesh=mesh)
+    run = net
+    if kind == "compiled":
+        run = torch.compile(net, backend="eager")
+    elif kind == "in place":
+        net.compile(backend="eager")
+    elif kind == "method":
+        register_fsdp_forward_method(net, "score")
+        run = net.score
+    run(torch.randn(4, 64)).square().mean().backward()
+    if dist.get_rank() == 0:
+        print(kind, sum(map(is_quantized, net.modules())), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_weight_bits_compress_however_a_script_enters_fsdp(run_ranks, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "train.py"
+    path.write_text(SHARDED_ENTRIES)
+    done = run_ranks(2, "--bits", "4", "--weight-bits", "8", str(path))
+    assert done.returncode == 0, done.stderr
+    counts = [line.rpartition(" ") for line in done.stdout.splitlines()]
+    assert [(kind, int(count)) for kind, _, count in counts] == [
+        ("call", 3), ("compiled", 3), ("in place", 3), ("method", 3), ("no root", 2)
+    ]  # fmt: skip
+    assert done.stderr.count("FSDP2 sends weights in 8 bits and gradients in 4 bits") == 1
