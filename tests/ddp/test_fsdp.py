@@ -48,7 +48,7 @@ def ranks(request: pytest.FixtureRequest, ranks: AnyRanks) -> Ranks:
 
 def coded_by(group: dist.ProcessGroup, library: str, work: Callable[..., Any], *args: Any) -> Any:
     """Choose the kernels, and see to it that the other way is not taken."""
-    other = "DeviceCoder" if library == "none" else "HostCoder"
+    other = "DeviceCodec" if library == "none" else "HostCodec"
     refuse = mock.patch.object(collectives, other, side_effect=AssertionError(other))
     with mock.patch.dict(os.environ, QSGD_GPU_LIBRARY=library), refuse:
         return work(group, *args)

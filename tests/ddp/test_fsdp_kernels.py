@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 
 from qsgd_hpc.compression import Eden, Lossy, Qsgd
 from qsgd_hpc.runtime import gpu
-from qsgd_hpc.torch.fsdp import coders, collectives, quantize_fsdp
+from qsgd_hpc.torch.fsdp import codec, collectives, quantize_fsdp
 from qsgd_hpc.torch.fsdp.collectives import QSGDAllGather, QSGDReduceScatter, ShardedModule
 from qsgd_hpc.torch.fsdp.layout import Part
 from tests.ddp.ranks import Ranks, gloo_beside, here
@@ -57,12 +57,12 @@ def coded_by(library: str) -> Iterator[None]:
 
     The host draws the noise that kernels draw.
     """
-    other = "DeviceCoder" if library == "none" else "HostCoder"
+    other = "DeviceCodec" if library == "none" else "HostCodec"
     refuse = mock.patch.object(collectives, other, side_effect=AssertionError(other))
-    philox = functools.partial(coders._core.encode_into, generator="philox")
+    philox = functools.partial(codec._core.encode_into, generator="philox")
     with (
         mock.patch.dict(os.environ, QSGD_GPU_LIBRARY=library),
-        mock.patch.object(coders._core, "encode_into", philox),
+        mock.patch.object(codec._core, "encode_into", philox),
         refuse,
     ):
         yield

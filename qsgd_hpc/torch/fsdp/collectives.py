@@ -25,8 +25,7 @@ from qsgd_hpc.torch._groups import (
     why_unsupported,
 )
 from qsgd_hpc.torch._kernels import serves, why_on_host
-from qsgd_hpc.torch.fsdp.codec import ShardCodec
-from qsgd_hpc.torch.fsdp.coders import Coder, DeviceCoder, HostCoder
+from qsgd_hpc.torch.fsdp.codec import DeviceCodec, HostCodec, ShardCodec
 from qsgd_hpc.torch.fsdp.layout import Part
 from qsgd_hpc.torch.fsdp.pieces import pieces_of
 from qsgd_hpc.torch.ops._tensors import name_of
@@ -107,12 +106,10 @@ class ShardedModule:
         pieces = pieces_of(parts, self.name, compression, shard.numel(), group.size(), shard.dtype)
         library = serves(shard.device, compression, group)
         if library is not None:
-            coder: Coder = DeviceCoder(library, pieces, shard.dtype, self.seed)
-            return ShardCodec(pieces, coder, shard.dtype, shard.device)
+            return DeviceCodec(library, pieces, shard.dtype, self.seed, shard.device)
         if shard.device != HOST:
             _report(shard.device, why_on_host(shard.device, compression, group))
-        coder = HostCoder(pieces, shard.dtype, self.seed, self.threads)
-        return ShardCodec(pieces, coder, shard.dtype, HOST)
+        return HostCodec(pieces, shard.dtype, self.seed, self.threads)
 
 
 @functools.cache
