@@ -97,6 +97,5 @@ class SamplerPart(StatefulPart):
 
         mask = np.zeros(len(self.value.dataset), np.uint8)
         mask[list(captured["processed_indices"])] = 1
-        buffer = ops.Buffer(mask.ctypes.data, mask.shape, "uint8", mask)
-        ops.allreduce(buffer, buffer, name=None, op=ops.Max, result=lambda: None).wait()
+        ops.reduce_array(mask, None, ops.Max)
         return {**captured, "processed_indices": set(np.flatnonzero(mask).tolist())}

@@ -76,11 +76,8 @@ def sum_of_shares(shares: Shares) -> dict[str, NDArray[np.float32]]:
             share = own.get(name, np.empty(0, np.float32)).copy()
             if share.size != count:  # as on ranks outside of the set
                 share = np.zeros(count, np.float32)
-            buffer = ops.Buffer(share.ctypes.data, share.shape, "float32", share)
             key = _of_set(number) + name.removeprefix(_PREFIX)
-            ops.allreduce(
-                buffer, buffer, name=f"owed.{key}", op=ops.Sum, result=lambda: None, lasting=False
-            ).wait()
+            ops.reduce_array(share, f"owed.{key}", ops.Sum, lasting=False)
             state[key] = share
     return state
 

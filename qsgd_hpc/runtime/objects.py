@@ -68,7 +68,7 @@ def allgather_object(
     text = ops.label("object", name, process_set)
     data, failure = _pickled(obj)
     everyone: list[Any] = ops.exchange(
-        "allgather", _buffer(data), name=text, process_set=process_set, result=unpickled
+        "allgather", ops.buffer_of(data), name=text, process_set=process_set, result=unpickled
     ).wait()
     return everyone
 
@@ -101,15 +101,11 @@ def _not_picklable(operation: str, rank: int) -> UsageError:
     )
 
 
-def _buffer(array: NDArray[Any]) -> ops.Buffer:
-    return ops.Buffer(array.ctypes.data, array.shape, str(array.dtype), array)
-
-
 def _broadcast_array(
     array: NDArray[Any], root_rank: int, name: str, process_set: ProcessSet
 ) -> None:
     ops.broadcast(
-        _buffer(array),
+        ops.buffer_of(array),
         root_rank=root_rank,
         name=name,
         process_set=process_set,

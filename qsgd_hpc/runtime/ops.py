@@ -35,6 +35,7 @@ __all__ = [
     "allreduce",
     "barrier",
     "broadcast",
+    "buffer_of",
     "checked_splits",
     "exchange",
     "join",
@@ -44,6 +45,7 @@ __all__ = [
     "poll",
     "position_in",
     "ranks_of",
+    "reduce_array",
     "run_now",
     "synchronize",
 ]
@@ -90,6 +92,11 @@ class Buffer:
     """The number of the device that has the memory; -1: host memory."""
     stream: int = 0
     """The device's stream: the tensor is ready after the work submitted to it so far."""
+
+
+def buffer_of(array: NDArray[Any]) -> Buffer:
+    """Return the memory of a contiguous numpy array."""
+    return Buffer(array.ctypes.data, array.shape, str(array.dtype), array)
 
 
 @dataclass(frozen=True)
@@ -239,6 +246,12 @@ def allreduce(
     fields.setdefault("lasting", name is not None)
     what = _of(source, "allreduce", name, process_set, op=op, **fields)
     return Handle([_start(what, source, target)], result)
+
+
+def reduce_array(array: NDArray[Any], name: str | None, op: Op, **options: Any) -> None:
+    """Replace a contiguous numpy array by its reduction over the ranks; see :func:`allreduce`."""
+    buffer = buffer_of(array)
+    allreduce(buffer, buffer, name=name, op=op, result=lambda: None, **options).wait()
 
 
 def broadcast(

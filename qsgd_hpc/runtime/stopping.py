@@ -102,10 +102,7 @@ def should_stop() -> bool:
     if not initialised or basics.size() == 1:
         return wanted
     flag = np.array([wanted], np.int32)
-    buffer = ops.Buffer(flag.ctypes.data, flag.shape, "int32", flag)
-    ops.allreduce(
-        buffer, buffer, name="qsgd_hpc.should_stop", op=ops.Max, result=lambda: None
-    ).wait()
+    ops.reduce_array(flag, "qsgd_hpc.should_stop", ops.Max)
     return bool(flag[0])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from qsgd_hpc import env
@@ -35,7 +36,7 @@ class Layouts:
         self, name: str, reduction: GradientReduction, known: Mapping[int, ParameterGradient]
     ) -> None:
         self._name = name
-        self._reduction = reduction
+        self._process_set = reduction.process_set
         self._known = known
         self._joins = basics.joins()
 
@@ -62,17 +63,9 @@ class Layouts:
         for each in unknown:
             # The script may have discarded it, but its reduction needs every rank.
             each.latest = each.latest if is_due(each) else each.parameter.grad
-        layouts = [_layout(each.latest) for each in unknown]
-        seen = torch.tensor(layouts, device="cpu")  # whatever torch.set_default_device says
-        ops.allreduce(
-            buffer := ops.Buffer(seen.data_ptr(), seen.shape, "int64", seen),
-            buffer,
-            name=self._name,
-            op=ops.Sum,  # a joined rank can contribute zeros to it
-            lasting=False,
-            process_set=self._reduction.process_set,
-            result=lambda: None,
-        ).wait()
+        seen = np.array([_layout(each.latest) for each in unknown], np.int64)
+        # By a sum, to which a joined rank can contribute zeros.
+        ops.reduce_array(seen, self._name, ops.Sum, process_set=self._process_set, lasting=False)
         for each, (dense, sparse, dims) in zip(unknown, seen.tolist(), strict=True):
             each.sparse_dim = dims // sparse if sparse else 0 if dense else None
         return [each for each in gradients if each.sparse_dim is not None]
