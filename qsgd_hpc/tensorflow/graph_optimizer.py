@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 from qsgd_hpc.runtime.ops import Adasum
-from qsgd_hpc.tensorflow.gradients import Groups, reduce_gradients
-from qsgd_hpc.tensorflow.local_sources import LocalSources
+from qsgd_hpc.tensorflow.gradients import Groups, LocalSources, reduce_gradients
 
 __all__ = ["Accumulation", "GraphOptimizer"]
 

@@ -12,8 +12,7 @@ from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, checked_re
 from qsgd_hpc.frameworks.grouping import choose_groups
 from qsgd_hpc.runtime.ops import Average, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
-from qsgd_hpc.tensorflow.gradients import Groups, reduce_gradients
-from qsgd_hpc.tensorflow.local_sources import LocalSources
+from qsgd_hpc.tensorflow.gradients import Groups, LocalSources, reduce_gradients
 from qsgd_hpc.tensorflow.ops._run import without_autograph
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
