@@ -22,6 +22,7 @@ from qsgd_hpc.runtime.ops import Handle
 from qsgd_hpc.runtime.process_sets import ProcessSet, require_member
 
 __all__ = [
+    "TANGENT",
     "Collective",
     "Shape",
     "blocks_programs",
@@ -35,7 +36,8 @@ Shape = tuple[int, ...]
 Arrays = Sequence[Any]
 Self = TypeVar("Self", bound="Collective")
 
-_TANGENT = ".tangent"
+TANGENT = ".tangent"
+"""Suffix of the names of the derivative by tangents."""
 
 
 def is_traced(arrays: Arrays) -> bool:
@@ -126,7 +128,7 @@ class Collective(ABC):
 
     def derivative(self, inputs: Arrays, outputs: Arrays, tangents: Arrays) -> Arrays:
         """Return the change of the results for tangents of the arguments."""
-        return run(self.renamed(_TANGENT), tangents)
+        return run(replace(self, **self.derived(TANGENT)), tangents)
 
     def is_widened(self, dtype: Any) -> bool:
         """Return whether elements are sent as int64."""
@@ -148,21 +150,15 @@ class Collective(ABC):
         """Return the core's description of the group."""
         return ops.Group(self.group, len(self.names)) if self.group else None
 
-    def renamed(self: Self, suffix: str) -> Self:
-        """Return this call with other names."""
-        return replace(self, names=tuple(name + suffix for name in self.names))
+    def derived(self, suffix: str) -> dict[str, Any]:
+        """Return the names, process set and group of a call that is derived from this one."""
+        names = tuple(name + suffix for name in self.names)
+        return {"names": names, "process_set": self.process_set, "group": None}
 
     def transposed_names(self) -> dict[str, Any]:
         """Return the names, process set and group of the transposed call."""
-
-        def transposed(name: str) -> str:
-            return name.removesuffix(_TANGENT) + ".gradient"
-
-        return {
-            "names": tuple(map(transposed, self.names)),
-            "process_set": self.process_set,
-            "group": None,
-        }
+        names = tuple(name.removesuffix(TANGENT) + ".gradient" for name in self.names)
+        return {**self.derived(""), "names": names}
 
     def picked(self: Self, indices: Sequence[int]) -> Self:
         """Return this call for some of its arrays, without a group."""

@@ -23,7 +23,7 @@ from qsgd_hpc.frameworks.eager import (
 )
 from qsgd_hpc.frameworks.reduction import CURVED, Reduction, is_widened, op_for
 from qsgd_hpc.jax.ops._arrays import ARRAYS
-from qsgd_hpc.jax.ops._collective import Arrays, Collective, Shape, run
+from qsgd_hpc.jax.ops._collective import TANGENT, Arrays, Collective, Shape, run
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.runtime.ops import Adasum, Average, Handle, Op, Product, Sum
 from qsgd_hpc.runtime.process_sets import ProcessSet
@@ -155,12 +155,27 @@ class Allgather(Collective):
 
 
 @dataclass(frozen=True)
-class Allreduce(Collective):
-    """An allreduce of arrays over the ranks of a process set."""
+class _Reducing(Collective):
+    """A collective that reduces arrays."""
 
     op: Op
     prescale: float = 1.0
     postscale: float = 1.0
+
+    def is_widened(self, dtype: Any) -> bool:
+        """Return whether the sum could wrap, or the core has no arithmetic for the type."""
+        return is_widened(np.dtype(dtype).name, op_for(self.op, np.dtype(dtype).name))
+
+    def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
+        """Return the operation and its factors."""
+        op = op_for(self.op, np.dtype(dtype).name).name
+        return {"op": op, "prescale": self.prescale, "postscale": self.postscale}
+
+
+@dataclass(frozen=True)
+class Allreduce(_Reducing):
+    """An allreduce of arrays over the ranks of a process set."""
+
     compression: Lossy | None = None
     lasting: bool = False
     """Whether the names are used again."""
@@ -201,17 +216,11 @@ class Allreduce(Collective):
             return self.compression.coding_for_gradient(self.parameters[index], shape, name)
         return self.compression.coding(lasting=self.lasting)
 
-    def is_widened(self, dtype: Any) -> bool:
-        """Return whether the sum could wrap, or the core has no arithmetic for the type."""
-        return is_widened(np.dtype(dtype).name, op_for(self.op, np.dtype(dtype).name))
-
     def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
         """Return the operation, its factors and its coding."""
         coding = self._coding(index, shape, dtype)
         return {
-            "op": op_for(self.op, np.dtype(dtype).name).name,
-            "prescale": self.prescale,
-            "postscale": self.postscale,
+            **super().fields(index, shape, dtype),
             "coding": coding,
             "lasting": self.lasting,
             "check_finite": self.check_finite or coding is not None,
@@ -242,7 +251,7 @@ class Allreduce(Collective):
         if self.op not in CURVED:
             return super().derivative(inputs, outputs, tangents)
         factors = slopes(self, self.op, inputs, outputs)
-        sums = replace(self.renamed(".tangent"), op=Sum)
+        sums = replace(self, **self.derived(TANGENT), op=Sum)
         return run(sums, [t * factor for t, factor in zip(tangents, factors, strict=True)])
 
     def transposed(self, cotangents: Arrays) -> Arrays:
@@ -257,25 +266,18 @@ def slopes(call: Collective, op: Op, inputs: Arrays, outputs: Arrays) -> list[An
     """
     if op is Product:
         mine = ops.position_in(call.process_set)
-        gather = Allgather(**_named(call, ".factors"), op=Sum)
+        gather = Allgather(**call.derived(".factors"), op=Sum)
         everyone = run(gather, [x[None] for x in inputs])
         return [jnp.concatenate([x[:mine], x[mine + 1 :]]).prod(0) for x in everyone]
     holds = [(x == y).astype(x.dtype) for x, y in zip(inputs, outputs, strict=True)]
-    counts = run(Allreduce(**_named(call, ".ties"), op=Sum), holds)
+    counts = run(Allreduce(**call.derived(".ties"), op=Sum), holds)
     return [held / count for held, count in zip(holds, counts, strict=True)]
 
 
-def _named(call: Collective, suffix: str) -> dict[str, Any]:
-    return {"names": call.renamed(suffix).names, "process_set": call.process_set, "group": None}
-
-
 @dataclass(frozen=True)
-class Reducescatter(Collective):
+class Reducescatter(_Reducing):
     """A reduction of arrays of which each rank gets its part of the rows."""
 
-    op: Op
-    prescale: float = 1.0
-    postscale: float = 1.0
     total_rows: tuple[int, ...] = ()
     """Number of rows of each array before it is scattered."""
 
@@ -297,15 +299,6 @@ class Reducescatter(Collective):
         reduction = Reduction(self.op, self.prescale, self.postscale, self.process_set)
         return start_reducescatter(ARRAYS, array, reduction, self.names[index], self.core_group())
 
-    def is_widened(self, dtype: Any) -> bool:
-        """Return whether the sum could wrap, or the core has no arithmetic for the type."""
-        return is_widened(np.dtype(dtype).name, op_for(self.op, np.dtype(dtype).name))
-
-    def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
-        """Return the operation and its factors."""
-        op = op_for(self.op, np.dtype(dtype).name).name
-        return {"op": op, "prescale": self.prescale, "postscale": self.postscale}
-
     def picked(self, indices: Sequence[int]) -> Reducescatter:
         """Return this call for some of its arrays."""
         rows = tuple(self.total_rows[i] for i in indices)
@@ -315,23 +308,21 @@ class Reducescatter(Collective):
         """Reduce the tangents like the arrays; for nonlinear operations, their shares."""
         if self.op not in CURVED:
             return super().derivative(inputs, outputs, tangents)
-        results = run(self._gather(self.renamed(".results")), outputs)
+        results = run(self._gather(self.derived(".results")), outputs)
         factors = slopes(self, self.op, inputs, results)
         changes = [t * factor for t, factor in zip(tangents, factors, strict=True)]
+        names = self.derived(TANGENT)["names"]
         return [
             summed_shares(change, self._shares(rows), name, self.process_set)
-            for change, rows, name in zip(
-                changes, self.total_rows, self.renamed(".tangent").names, strict=True
-            )
+            for change, rows, name in zip(changes, self.total_rows, names, strict=True)
         ]
 
-    def _gather(self, named: Collective) -> Allgather:
-        rows = tuple(map(self._shares, self.total_rows))
-        return Allgather(named.names, named.process_set, None, known_rows=rows)
+    def _gather(self, named: dict[str, Any]) -> Allgather:
+        return Allgather(**named, known_rows=tuple(map(self._shares, self.total_rows)))
 
     def transposed(self, cotangents: Arrays) -> Arrays:
         """Return all ranks' shares of the cotangent, times the factors of the reduction."""
-        totals = run(self._gather(replace(self, **self.transposed_names())), cotangents)
+        totals = run(self._gather(self.transposed_names()), cotangents)
         factor = self.prescale * self.postscale
         if self.op is Sum:
             factor *= len(ops.ranks_of(self.process_set))
