@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from qsgd_hpc.compression import FLOATING, Lossy
 from qsgd_hpc.frameworks.compressors import Choices, NoneCompressor, casting
 
-__all__ = ["Compression", "compressor_for"]
+__all__ = ["Compression", "compressed"]
 
 
 FP16Compressor, BF16Compressor, _Fp32Compressor = casting(
@@ -28,7 +29,20 @@ class Compression(Choices):
     bf16 = BF16Compressor
 
 
-def compressor_for(dtype: Any, compression: Any) -> Any:
+def compressed(
+    arrays: Sequence[Any], compression: Any
+) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    """Return the arrays to send, and a function that converts the reduced ones."""
+    kinds = [_compressor_for(array.dtype, compression) for array in arrays]
+    pairs = [kind.compress(jnp.asarray(array)) for kind, array in zip(kinds, arrays, strict=True)]
+
+    def restored(reduced: Sequence[Any]) -> list[Any]:
+        return [k.decompress(r, c) for k, r, (_, c) in zip(kinds, reduced, pairs, strict=True)]
+
+    return [to_send for to_send, _ in pairs], restored
+
+
+def _compressor_for(dtype: Any, compression: Any) -> Any:
     """Return the compressor of arrays of a type; none for codes, which the core applies.
 
     Types for which the core has no arithmetic are sent as float32.

@@ -14,7 +14,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, checked_reduction
 from qsgd_hpc.frameworks.grouping import batches, partition
 from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
-from qsgd_hpc.jax.compression import compressor_for
+from qsgd_hpc.jax.compression import compressed
 from qsgd_hpc.jax.ops import allreduce
 from qsgd_hpc.jax.ops._collective import blocks_programs, is_traced, run
 from qsgd_hpc.jax.ops._differentiable import Allreduce
@@ -122,9 +122,7 @@ def _start(
     reduction: GradientReduction,
 ) -> Callable[[], list[Any]]:
     """Start reducing gradients, or trace the reduction; return a function that waits for them."""
-    kinds = [compressor_for(leaf.dtype, reduction.compressor) for leaf in leaves]
-    pairs = [kind.compress(jnp.asarray(leaf)) for kind, leaf in zip(kinds, leaves, strict=True)]
-    to_send = [array for array, _ in pairs]
+    to_send, restored = compressed(leaves, reduction.compression)
     prescale, postscale = reduction.factors
     lossy = isinstance(reduction.compression, Lossy)
     call = Allreduce(
@@ -140,13 +138,10 @@ def _start(
         parameters=tuple(names),
         overwrites=True,
     )
-    made = run(call, to_send) if is_traced(to_send) else call.start(to_send)
-
-    def end() -> list[Any]:
-        reduced = made if isinstance(made, list) else made.wait()
-        return [k.decompress(r, c) for k, r, (_, c) in zip(kinds, reduced, pairs, strict=True)]
-
-    return end
+    if is_traced(to_send):
+        made = run(call, to_send)
+        return lambda: restored(made)
+    return call.start(to_send).then(restored).wait
 
 
 def allreduce_gradients(

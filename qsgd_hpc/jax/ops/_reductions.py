@@ -21,7 +21,7 @@ from qsgd_hpc.frameworks.reduction import (
     reduction_of,
     require_values,
 )
-from qsgd_hpc.jax.compression import compressor_for
+from qsgd_hpc.jax.compression import compressed
 from qsgd_hpc.jax.ops._collective import Arrays, Collective, is_traced, named, refuse_traced, run
 from qsgd_hpc.jax.ops._differentiable import Allreduce, Reducescatter
 from qsgd_hpc.runtime.ops import Handle, Op
@@ -81,14 +81,7 @@ def _compressed(
     arrays = [jnp.asarray(tensor) for tensor in tensors]
     for array in arrays:
         op_for(reduction.op, array.dtype.name, reduction.prescale, reduction.postscale)
-    kinds = [compressor_for(array.dtype, reduction.compression) for array in arrays]
-    pairs = [kind.compress(array) for kind, array in zip(kinds, arrays, strict=True)]
-
-    def restored(reduced: Arrays) -> list[Any]:
-        contexts = [context for _, context in pairs]
-        return [k.decompress(r, c) for k, r, c in zip(kinds, reduced, contexts, strict=True)]
-
-    return [to_send for to_send, _ in pairs], restored
+    return compressed(arrays, reduction.compression)
 
 
 def _separate_factors(reduction: Reduction, arrays: Arrays) -> tuple[Reduction, Arrays, float]:
