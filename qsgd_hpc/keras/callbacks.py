@@ -12,7 +12,6 @@ from qsgd_hpc import arrays
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.learning_rate import Schedule, warmup_multiplier
 from qsgd_hpc.frameworks.shared_names import is_shared
-from qsgd_hpc.keras._batches import BatchCounter
 from qsgd_hpc.keras._replicas import broadcast_values, name_of
 from qsgd_hpc.keras.optimizer import synchronization_of
 from qsgd_hpc.runtime import basics
@@ -302,6 +301,25 @@ def _velocities(optimizer: Any) -> list[Any]:
     if isinstance(optimizer, keras.optimizers.RMSprop):
         return [v for v in optimizer._momentums if v is not None]
     return []
+
+
+class BatchCounter(keras.callbacks.Callback):
+    """Base class of callbacks that act after a number of batches.
+
+    With ``steps_per_execution``, Keras calls ``on_train_batch_end`` for the last of several batches
+    only.
+    """
+
+    _last = -1
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Start counting batches from 0, as ``fit`` does."""
+        self._last = -1
+
+    def advance(self, batch: int) -> int:
+        """Return the batch of the call before, -1 in the first of an epoch; remember this one."""
+        last, self._last = self._last, batch
+        return last
 
 
 class StopBeforeWalltimeCallback(BatchCounter):

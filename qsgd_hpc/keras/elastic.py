@@ -25,8 +25,8 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.parts import Part
 from qsgd_hpc.frameworks.shared_names import is_shared
 from qsgd_hpc.keras._backend import BACKEND
-from qsgd_hpc.keras._batches import BatchCounter
 from qsgd_hpc.keras._replicas import broadcast_values, value_of
+from qsgd_hpc.keras.callbacks import BatchCounter
 
 __all__ = [
     "CommitStateCallback",
