@@ -32,7 +32,7 @@ def allgather_async(
     """Start an ``allgather``; ``synchronize`` returns its result."""
     text = ops.label("allgather", name, process_set)
     views = [view_of(array)]
-    handle = start_allgathers(adapter_of(views), views, text, process_set, grouped=False)
+    handle = start_allgathers(adapter_of(views), views, text, process_set)
     return handle.then(_only)
 
 
@@ -91,7 +91,7 @@ def broadcast_async(
     """Start a ``broadcast``; ``synchronize`` returns its result."""
     text = ops.label("broadcast", name, process_set)
     view = view_of(array)
-    return start_broadcast(adapter_of([view]), view, root_rank, text, process_set, in_place=False)
+    return start_broadcast(adapter_of([view]), view, root_rank, text, process_set)
 
 
 def broadcast_(

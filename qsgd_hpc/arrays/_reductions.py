@@ -45,28 +45,21 @@ class Options(TypedDict, total=False):
 
 
 def _start_allreduces(
-    arrays: Sequence[Array],
-    name: str | None,
-    options: Options,
-    *,
-    in_place: bool = False,
-    grouped: bool = False,
+    arrays: Sequence[Array], name: str | None, options: Options, **how: bool
 ) -> Handle:
     """Start reducing arrays in place, or into new ones; the result is their list."""
     reduction = reduction_of(name, **options)
     text = ops.label("allreduce", name, reduction.process_set)
-    return start_allreduces(
-        adapter_of(arrays), arrays, reduction, text, grouped=grouped, in_place=in_place
-    )
+    return start_allreduces(adapter_of(arrays), arrays, reduction, text, **how)
 
 
 def _start_reducescatters(
-    arrays: Sequence[Array], name: str | None, options: Options, *, grouped: bool = False
+    arrays: Sequence[Array], name: str | None, options: Options, **how: bool
 ) -> Handle:
     """Start reducing arrays; each rank gets its part of the rows."""
     reduction = reduction_of(name, **options)
     text = ops.label("reducescatter", name, reduction.process_set)
-    return start_reducescatters(adapter_of(arrays), arrays, reduction, text, grouped=grouped)
+    return start_reducescatters(adapter_of(arrays), arrays, reduction, text, **how)
 
 
 def _only(made: list[Any]) -> Any:

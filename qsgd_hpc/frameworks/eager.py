@@ -136,7 +136,7 @@ def start_allreduces(
     reduction: Reduction,
     name: str,
     *,
-    grouped: bool,
+    grouped: bool = False,
     in_place: bool = False,
 ) -> Handle:
     """Start reducing tensors in place, or into new ones; the result is their list."""
@@ -199,7 +199,12 @@ def _allreduce(
 
 
 def start_reducescatters(
-    adapter: Adapter, tensors: Sequence[Any], reduction: Reduction, name: str, *, grouped: bool
+    adapter: Adapter,
+    tensors: Sequence[Any],
+    reduction: Reduction,
+    name: str,
+    *,
+    grouped: bool = False,
 ) -> Handle:
     """Start reducing tensors; each rank gets its share of the rows."""
     require_values(reduction)
@@ -239,7 +244,7 @@ def start_allgathers(
     name: str,
     process_set: ProcessSet,
     *,
-    grouped: bool,
+    grouped: bool = False,
 ) -> Handle:
     """Start gathering tensors; the result is the list of the results of ``start_allgather``."""
     return _together(
@@ -276,7 +281,7 @@ def start_broadcast(
     name: str,
     process_set: ProcessSet,
     *,
-    in_place: bool,
+    in_place: bool = False,
 ) -> Handle:
     """Start replacing a tensor by root_rank's, or a copy of it."""
     readable = adapter.readable(adapter.checked(tensor))

@@ -346,9 +346,7 @@ class Broadcast(Collective):
     def start_one(self, index: int, array: Any) -> Handle:
         """Start replacing a copy of an array."""
         name = self.names[index]
-        return start_broadcast(
-            ARRAYS, array, self.root_rank, name, self.process_set, in_place=False
-        )
+        return start_broadcast(ARRAYS, array, self.root_rank, name, self.process_set)
 
     def fields(self, index: int, shape: Shape, dtype: Any) -> dict[str, Any]:
         """Return the root rank."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import barrier, poll, synchronize
-from qsgd_hpc.torch.ops import _broadcast, _moves, _reductions
-from qsgd_hpc.torch.ops._broadcast import *
+from qsgd_hpc.torch.ops import _moves, _reductions
 from qsgd_hpc.torch.ops._moves import *
 from qsgd_hpc.torch.ops._reductions import *
 
 __all__ = ["barrier", "join", "poll", "synchronize"]
-__all__ += _broadcast.__all__
 __all__ += _moves.__all__
 __all__ += _reductions.__all__
 

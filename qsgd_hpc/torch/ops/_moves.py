@@ -1,16 +1,21 @@
-"""Allgather and alltoall of torch tensors."""
+"""Allgather, alltoall and broadcast of torch tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from qsgd_hpc.frameworks.eager import start_allgathers, start_alltoall
+from qsgd_hpc.frameworks.eager import start_broadcast
 from qsgd_hpc.runtime import ops
-from qsgd_hpc.runtime.ops import Average, Handle, Op
+from qsgd_hpc.runtime.ops import Handle
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
-from qsgd_hpc.torch.ops._gradients import Collective, run
+from qsgd_hpc.torch.ops._differentiable import (
+    Allgather,
+    Alltoall,
+    Broadcast,
+    Splits,
+    Tensors,
+    run,
+)
 from qsgd_hpc.torch.ops._tensors import TENSORS
 
 __all__ = [
@@ -18,49 +23,13 @@ __all__ = [
     "allgather_async",
     "alltoall",
     "alltoall_async",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
     "grouped_allgather",
     "grouped_allgather_async",
 ]
-
-Tensors = Sequence[torch.Tensor]
-Splits = Sequence[int] | torch.Tensor | None
-
-
-class Allgather(Collective):
-    """An allgather of tensors; only their numbers of rows may differ between ranks.
-
-    Args:
-        op: the reduction of the ranks' gradients: Average, as scripts of this API expect, or
-            Sum, if it is part of the derivative of another operation.
-    """
-
-    kind = "allgather"
-
-    def __init__(
-        self, name: str | None, process_set: ProcessSet, *, grouped: bool, op: Op = Average
-    ) -> None:
-        super().__init__(name, process_set, grouped=grouped)
-        self._op = op
-        self._rows: list[list[int]] = []
-
-    def start(self, tensors: Tensors) -> Handle:
-        """Start gathering into new tensors."""
-        handle = start_allgathers(
-            TENSORS, tensors, self._name, self._process_set, grouped=self._grouped
-        )
-        return handle.then(self._without_rows)
-
-    def _without_rows(self, made: list[tuple[torch.Tensor, list[int]]]) -> list[torch.Tensor]:
-        self._rows = [rows for _, rows in made]
-        return [gathered for gathered, _ in made]
-
-    def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        """Return the mean, or sum, over the ranks of the gradients of this rank's rows."""
-        rows = self._rows[index]
-        mine = ops.position_in(self._process_set)
-        call = Alltoall(rows, self.gradient_name(index), self._process_set)
-        parts = run(call, [gradient])[0].reshape(len(rows), rows[mine], *gradient.shape[1:])
-        return parts.mean(0) if self._op is Average else parts.sum(0)
 
 
 def allgather_async(
@@ -69,7 +38,7 @@ def allgather_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start an ``allgather``; ``synchronize`` returns its result."""
-    handle = Allgather(name, process_set, grouped=False).start([tensor])
+    handle = Allgather(name, process_set).start([tensor])
     return handle.then(lambda made: made[0])
 
 
@@ -90,7 +59,7 @@ def allgather(
     Raises:
         HorovodInternalError: the ranks' tensors do not match, or a rank died.
     """
-    return run(Allgather(name, process_set, grouped=False), [tensor])[0]
+    return run(Allgather(name, process_set), [tensor])[0]
 
 
 def grouped_allgather_async(
@@ -109,33 +78,6 @@ def grouped_allgather(
 ) -> list[torch.Tensor]:
     """Gather several tensors, which complete or fail together; see :func:`allgather`."""
     return run(Allgather(name, process_set, grouped=True), tensors)
-
-
-class Alltoall(Collective):
-    """An alltoall that sends ``splits[i]`` rows to the i-th rank of the process set."""
-
-    kind = "alltoall"
-
-    def __init__(self, splits: Splits, name: str | None, process_set: ProcessSet) -> None:
-        super().__init__(name, process_set)
-        self._splits = splits.tolist() if isinstance(splits, torch.Tensor) else splits
-        self.received: list[int] = []
-        """Number of rows received from each rank, once it is done."""
-
-    def start(self, tensors: Tensors) -> Handle:
-        """Start exchanging the rows of one tensor."""
-        (tensor,) = tensors
-        handle = start_alltoall(TENSORS, tensor, self._splits, self._name, self._process_set)
-        return handle.then(self._without_rows)
-
-    def _without_rows(self, made: tuple[torch.Tensor, list[int]]) -> list[torch.Tensor]:
-        exchanged, self.received = made
-        return [exchanged]
-
-    def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        """Send the gradient back to the ranks of the rows."""
-        back = Alltoall(self.received, self.gradient_name(index), self._process_set)
-        return run(back, [gradient])[0]
 
 
 def alltoall_async(
@@ -183,3 +125,59 @@ def _with_splits(
         return made
     place = splits.device if isinstance(splits, torch.Tensor) else None
     return made, torch.tensor(call.received, dtype=torch.int32, device=place)
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start replacing ``tensor`` by root_rank's; do not access it before ``synchronize``."""
+    text = ops.label("broadcast", name, process_set)
+    return start_broadcast(TENSORS, tensor, root_rank, text, process_set, in_place=True)
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Start a broadcast; ``synchronize`` returns root_rank's tensor as a new one."""
+    text = ops.label("broadcast", name, process_set)
+    return start_broadcast(TENSORS, tensor, root_rank, text, process_set)
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Replace ``tensor`` by root_rank's; shapes must be equal."""
+    received: torch.Tensor
+    received = ops.run_now(broadcast_async_, tensor, root_rank, name, process_set)
+    return received
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Return root_rank's ``tensor``; shapes must be equal.
+
+    Its gradient is the mean of the ranks' output gradients on the root, zeros on the others.
+
+    Args:
+        tensor: any dtype; unchanged.
+        root_rank: a rank of the job that is in the process set.
+        name: pairs the calls of the ranks; default: by order.
+        process_set: the participating ranks; default: all.
+    Raises:
+        UsageError: root_rank is not in the set.
+        HorovodInternalError: the ranks' tensors do not match, or a rank died.
+    """
+    return run(Broadcast(root_rank, name, process_set), [tensor])[0]

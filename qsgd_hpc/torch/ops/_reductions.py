@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from qsgd_hpc.errors import HorovodInternalError, UsageError
 from qsgd_hpc.frameworks.compressors import NoneCompressor
-from qsgd_hpc.frameworks.eager import start_allreduces, start_reducescatters
-from qsgd_hpc.frameworks.reduction import CURVED, Reduction, reduction_of, require_values
+from qsgd_hpc.frameworks.eager import start_allreduces
+from qsgd_hpc.frameworks.reduction import Reduction, reduction_of
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Average, Handle, Op, Sum
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
-from qsgd_hpc.torch.ops._gradients import run
-from qsgd_hpc.torch.ops._moves import Allgather
-from qsgd_hpc.torch.ops._reduced import Allreduce, Reducing, derivative, run_scaled
+from qsgd_hpc.torch.ops._differentiable import (
+    Allgather,
+    Allreduce,
+    Reducescatter,
+    Tensors,
+    run_scaled,
+)
 from qsgd_hpc.torch.ops._tensors import TENSORS
 
 __all__ = [
@@ -34,8 +37,6 @@ __all__ = [
     "reducescatter_async",
     "sparse_allreduce_async",
 ]
-
-Tensors = Sequence[torch.Tensor]
 
 
 def _first(tensors: Tensors) -> torch.Tensor:
@@ -55,7 +56,7 @@ def allreduce_async(
     """Start an allreduce; ``synchronize`` returns its result as a new tensor."""
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
-    return _start(reduction, name, [tensor], grouped=False, in_place=False).then(_first)
+    return _start(reduction, name, [tensor]).then(_first)
 
 
 def allreduce_async_(
@@ -71,7 +72,7 @@ def allreduce_async_(
     """Start an allreduce that replaces ``tensor``; do not access it before ``synchronize``."""
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
-    return _start(reduction, name, [tensor], grouped=False, in_place=True).then(_first)
+    return _start(reduction, name, [tensor], in_place=True).then(_first)
 
 
 def allreduce(
@@ -102,7 +103,7 @@ def allreduce(
     """
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
-    return run_scaled(Allreduce, reduction, name, [tensor], grouped=False)[0]
+    return run_scaled(Allreduce, reduction, name, [tensor])[0]
 
 
 def allreduce_(
@@ -135,7 +136,7 @@ def grouped_allreduce_async(
     """Start a ``grouped_allreduce``; ``synchronize`` returns its results as new tensors."""
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
-    return _start(reduction, name, tensors, grouped=True, in_place=False)
+    return _start(reduction, name, tensors, grouped=True)
 
 
 def grouped_allreduce_async_(
@@ -189,39 +190,9 @@ def grouped_allreduce_(
     return reduced
 
 
-def _start(
-    reduction: Reduction, name: str | None, tensors: Tensors, *, grouped: bool, in_place: bool
-) -> Handle:
+def _start(reduction: Reduction, name: str | None, tensors: Tensors, **how: bool) -> Handle:
     text = ops.label("allreduce", name, reduction.process_set)
-    return start_allreduces(TENSORS, tensors, reduction, text, grouped=grouped, in_place=in_place)
-
-
-class Reducescatter(Reducing):
-    """A reduction of tensors of which each rank gets its part of the rows."""
-
-    kind = "reducescatter"
-
-    def __init__(self, reduction: Reduction, name: str | None, *, grouped: bool) -> None:
-        require_values(reduction)
-        super().__init__(reduction, name, grouped=grouped)
-
-    def start(self, tensors: Tensors) -> Handle:
-        """Start reducing into new tensors."""
-        return start_reducescatters(
-            TENSORS, tensors, self._reduction, self._name, grouped=self._grouped
-        )
-
-    def gradient(self, index: int, gradient: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        """Return all ranks' parts of the gradient, times a nonlinear operation's derivative."""
-        reduction, name, sets = self._reduction, self.gradient_name(index), self._process_set
-        if reduction.op in CURVED:
-            before, share = values
-            (total,) = run(Allgather(name, sets, grouped=False, op=Sum), [gradient])
-            (after,) = run(Allgather(f"{name}.results", sets, grouped=False, op=Sum), [share])
-            return total * derivative(reduction.op, before, after, name, sets)
-        (total,) = run(Allgather(name, sets, grouped=False), [gradient])
-        ranks = len(ops.ranks_of(sets)) if reduction.op is Sum else 1
-        return total * (reduction.prescale * reduction.postscale * ranks)
+    return start_allreduces(TENSORS, tensors, reduction, text, **how)
 
 
 def reducescatter_async(
@@ -237,8 +208,7 @@ def reducescatter_async(
     """Start a ``reducescatter``; ``synchronize`` returns its result."""
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
-    handle = Reducescatter(reduction, name, grouped=False).start([tensor])
-    return handle.then(lambda made: made[0])
+    return Reducescatter(reduction, name).start([tensor]).then(_first)
 
 
 def reducescatter(
@@ -271,7 +241,7 @@ def reducescatter(
     """
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
-    return run_scaled(Reducescatter, reduction, name, [tensor], grouped=False)[0]
+    return run_scaled(Reducescatter, reduction, name, [tensor])[0]
 
 
 def grouped_reducescatter_async(
