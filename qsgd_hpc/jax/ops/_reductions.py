@@ -84,19 +84,6 @@ def _compressed(
     return compressed(arrays, reduction.compression)
 
 
-def _separate_factors(reduction: Reduction, arrays: Arrays) -> tuple[Reduction, Arrays, float]:
-    """Return a reduction, the arrays to reduce and the factor of its results.
-
-    If the derivative depends on the values, JAX multiplies by the factors, so that it
-    differentiates them, too; otherwise the core does.
-    """
-    factors = reduction.prescale, reduction.postscale
-    if factors == (1.0, 1.0) or reduction.op not in CURVED or not is_traced(arrays):
-        return reduction, arrays, 1.0
-    plain = replace(reduction, prescale=1.0, postscale=1.0)
-    return plain, _times(arrays, reduction.prescale), reduction.postscale
-
-
 def _times(arrays: Arrays, factor: float) -> list[Any]:
     return [(array * factor).astype(array.dtype) for array in arrays]
 
@@ -104,10 +91,19 @@ def _times(arrays: Arrays, factor: float) -> list[Any]:
 def _now(
     make: Make, reduction: Reduction, name: str | None, tensors: Arrays, *, grouped: bool = False
 ) -> list[Any]:
+    """Execute a reduction.
+
+    If the derivative depends on the values, JAX multiplies by the factors, so that it
+    differentiates them, too; otherwise the core does.
+    """
     to_send, restored = _compressed(reduction, tensors)
-    plain, scaled, factor = _separate_factors(reduction, to_send)
+    factors = reduction.prescale, reduction.postscale
+    if factors == (1.0, 1.0) or reduction.op not in CURVED or not is_traced(to_send):
+        return restored(run(make(reduction, to_send, name, grouped=grouped), to_send))
+    plain = replace(reduction, prescale=1.0, postscale=1.0)
+    scaled = _times(to_send, reduction.prescale)
     made = restored(run(make(plain, scaled, name, grouped=grouped), scaled))
-    return made if factor == 1 else _times(made, factor)
+    return made if reduction.postscale == 1 else _times(made, reduction.postscale)
 
 
 def _later(
