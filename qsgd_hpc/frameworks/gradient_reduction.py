@@ -108,28 +108,22 @@ def checked_reduction(
         UsageError: invalid arguments.
     """
     chosen = chosen_compression(compression, op)
-    reduction = GradientReduction(op, chosen, predivide, sparse_as_dense, process_set, check_finite)
-    _check(reduction, caller)
-    return reduction
-
-
-def _check(reduction: GradientReduction, caller: str) -> None:
-    op, factor = reduction.op, reduction.predivide
     if op not in (Average, Sum, Adasum):
         raise UsageError(f"{caller}(op={op!r}): choose hvd.Average, hvd.Sum or hvd.Adasum")
-    if op is Adasum and isinstance(reduction.compression, Lossy):
+    if op is Adasum and isinstance(chosen, Lossy):
         raise UsageError(
             "op=hvd.Adasum combines exact steps: pass compression=hvd.Compression.none (or "
             "fp16, bf16), or op=hvd.Average to compress gradients"
         )
-    if factor != 1.0 and op is not Average:
+    if predivide != 1.0 and op is not Average:
         raise UsageError(
-            f"gradient_predivide_factor={factor} splits an average; it needs op=hvd.Average"
+            f"gradient_predivide_factor={predivide} splits an average; it needs op=hvd.Average"
         )
-    if not factor > 0:
-        raise UsageError(f"gradient_predivide_factor={factor}: choose more than 0")
-    if reduction.process_set.included() is None:
-        require_member(reduction.process_set)
+    if not predivide > 0:
+        raise UsageError(f"gradient_predivide_factor={predivide}: choose more than 0")
+    if process_set.included() is None:
+        require_member(process_set)
+    return GradientReduction(op, chosen, predivide, sparse_as_dense, process_set, check_finite)
 
 
 def chosen_compression(compression: Any, op: Op = Average) -> Any:

@@ -155,7 +155,7 @@ class PendingGradients:
         try:
             self._start_batch()
             self._start_rest(keys, missing)
-            return self._wait()
+            return wait_for_all(self._handles.values())
         finally:
             self.forget()
 
@@ -169,9 +169,6 @@ class PendingGradients:
             for member in members:
                 missing(member)
             self._handles.update(self._start(members, True))
-
-    def _wait(self) -> NonFiniteGradientError | None:
-        return wait_for_all(self._handles.values())
 
     def forget(self) -> None:
         """Reset all counts and handles, as after a step."""
