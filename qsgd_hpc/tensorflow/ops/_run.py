@@ -1,15 +1,20 @@
-"""Execution of the library's operations, eagerly or as part of a graph."""
+"""The library of operations for TensorFlow's graphs, and its calls, eagerly or in a graph."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Callable, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
+from qsgd_hpc import _core
 from qsgd_hpc._core import Operation
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.tensorflow._library import library
+from qsgd_hpc.tensorflow.errors import make_own_errors
 
 __all__ = ["as_rows", "operations_of", "run", "with_unknown_rows", "without_autograph"]
 
@@ -38,6 +43,39 @@ def with_unknown_rows(result: tf.Tensor, like: Any) -> tf.Tensor:
     return result
 
 
+@functools.cache
+def _library() -> Any:
+    """Return the module of the operations (``qsgd_allreduce`` and others).
+
+    Raises:
+        UsageError: the package was built without the library or for another core, or this
+            TensorFlow lacks a function that the library needs.
+    """
+    path = _path()
+    operations = tf.load_op_library(str(path))
+    loaded = ctypes.CDLL(str(path))
+    loaded.qsgd_tensorflow_missing.restype = ctypes.c_char_p
+    if missing := loaded.qsgd_tensorflow_missing():
+        raise UsageError(
+            f"TensorFlow {tf.__version__} has no {missing.decode()} in its C API, which the "
+            "collectives need; install TensorFlow 2.16 or later"
+        )
+    table = ctypes.c_void_p(_core.foreign_table_address())
+    if not loaded.qsgd_tensorflow_attach(table):
+        raise UsageError(f"{path} is of another build than qsgd_hpc._core; reinstall qsgd-hpc")
+    make_own_errors()
+    return operations
+
+
+def _path() -> Path:
+    folder = Path(__file__).parents[1]
+    for suffix in EXTENSION_SUFFIXES:
+        path = folder / f"_ops{suffix}"
+        if path.exists():
+            return path
+    raise UsageError(f"{folder} has no _ops library; reinstall qsgd-hpc")
+
+
 def run(what: str, operations: Sequence[Operation], **inputs: Any) -> Any:
     """Run the library's operation ``what``, which executes one operation of the core per tensor.
 
@@ -50,7 +88,7 @@ def run(what: str, operations: Sequence[Operation], **inputs: Any) -> Any:
     if not eager:
         _refuse_xla(operations[0].kind)
     packed = b" ".join(operation.text() for operation in operations)
-    made = getattr(library(), what)(operations=packed, **inputs)
+    made = getattr(_library(), what)(operations=packed, **inputs)
     if not eager:
         _allow_any_order(made)
     return made
