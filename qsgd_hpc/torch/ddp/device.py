@@ -18,6 +18,7 @@ from qsgd_hpc.compression import Lossy
 from qsgd_hpc.torch._groups import all_gather_single
 from qsgd_hpc.torch._kernels import by_code, uploaded
 from qsgd_hpc.torch.ddp.memory import Memory, Slot
+from qsgd_hpc.torch.ddp.pipeline import future_for
 from qsgd_hpc.torch.ddp.plan import Place, bucket_tensor
 from qsgd_hpc.torch.ops._tensors import name_of
 
@@ -106,8 +107,7 @@ class DevicePlan:
 
     def start(self, flat: torch.Tensor, group: Any) -> torch.futures.Future[torch.Tensor]:
         """Queue the average of a bucket, in place; the future completes after it."""
-        devices: list[Any] | None = [flat.device] if flat.is_cuda else None
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        future = future_for(flat)
         for slot in self._slots:
             slot.steps += 1
         with self._queue.after_current(flat):
