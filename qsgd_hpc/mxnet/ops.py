@@ -36,14 +36,11 @@ def _all_made(call: Callable[..., Any], tensors: Sequence[Any], **options: Any) 
     return [as_tensor(result, like) for result, like in zip(results, tensors, strict=True)]
 
 
-def _replaced(call: Callable[..., Any], tensors: Sequence[Any], **options: Any) -> Sequence[Any]:
-    """Execute a collective that replaces the tensors' values, and return the tensors."""
-    hosts = [on_host(tensor) for tensor in tensors]
-    call([view_of(host) for host in hosts], **options)
-    for host, tensor in zip(hosts, tensors, strict=True):
-        if host is not tensor:
-            host.copyto(tensor)
-    return tensors
+def _replaced(call: Callable[..., Any], tensor: Any, *arguments: Any, **options: Any) -> Any:
+    """Execute a collective that replaces a tensor's values, and return the tensor."""
+    host = on_host(tensor)
+    call(view_of(host), *arguments, **options)
+    return tensor if host is tensor else host.copyto(tensor)
 
 
 def allreduce(
@@ -91,13 +88,11 @@ def allreduce_(
     compression: Any = Compression.none,
 ) -> Any:
     """Replace ``tensor`` by the average (or ``op``) over the ranks; see :func:`allreduce`."""
-    factors = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
-    host = on_host(tensor)
-    arrays.allreduce_(
-        view_of(host), name, average=average, op=op, process_set=process_set,
-        compression=compression, **factors,
+    return _replaced(
+        arrays.allreduce_, tensor, name=name, average=average, op=op,
+        prescale_factor=prescale_factor, postscale_factor=postscale_factor,
+        process_set=process_set, compression=compression,
     )  # fmt: skip
-    return tensor if host is tensor else host.copyto(tensor)
 
 
 def grouped_allreduce(
@@ -129,11 +124,16 @@ def grouped_allreduce_(
     op: Op | None = None,
 ) -> Sequence[Any]:
     """Replace several tensors by their reductions; see :func:`grouped_allreduce`."""
-    return _replaced(
-        arrays.grouped_allreduce_, tensors, name=name, average=average, op=op,
+    hosts = [on_host(tensor) for tensor in tensors]
+    arrays.grouped_allreduce_(
+        [view_of(host) for host in hosts], name=name, average=average, op=op,
         prescale_factor=prescale_factor, postscale_factor=postscale_factor,
         process_set=process_set,
     )  # fmt: skip
+    for host, tensor in zip(hosts, tensors, strict=True):
+        if host is not tensor:
+            host.copyto(tensor)
+    return tensors
 
 
 def allgather(
@@ -175,9 +175,7 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Replace ``tensor`` by root_rank's; shapes must be equal."""
-    host = on_host(tensor)
-    arrays.broadcast_(view_of(host), root_rank, name, process_set)
-    return tensor if host is tensor else host.copyto(tensor)
+    return _replaced(arrays.broadcast_, tensor, root_rank, name, process_set)
 
 
 def alltoall(

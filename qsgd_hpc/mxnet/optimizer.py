@@ -28,19 +28,39 @@ class _Gradients:
             compression.
         predivide: gradients are divided by it before the sum, and by size / predivide after it.
         prefix: prefix of the operations' names.
+        num_groups: number of groups in which gradients are reduced; 0 reduces each separately.
         process_set: the participating ranks.
     """
 
     def __init__(
-        self, compression: Any, predivide: float, prefix: str, process_set: ProcessSet
+        self,
+        compression: Any,
+        predivide: float,
+        prefix: str,
+        num_groups: int,
+        process_set: ProcessSet,
     ) -> None:
         chosen = chosen_compression(compression)
         self._reduction = GradientReduction(
             compression=chosen, predivide=predivide, process_set=process_set
         )
         self._prefix = prefix
+        self._num_groups = num_groups
 
-    def start(self, number: int, parameter: str, tensor: Any, group: ops.Group | None) -> Handle:
+    def average(self, gradients: Sequence[tuple[int, str, Any]]) -> None:
+        """Average gradients, each given with its number and the parameter's name.
+
+        Their order is equal on every rank.
+        """
+        handles = []
+        for number, members in enumerate(partition(gradients, self._num_groups or len(gradients))):
+            group = None
+            if self._num_groups:
+                group = ops.Group(f"{self._prefix}gradients.{number}", len(members))
+            handles += [self._start(i, name, tensor, group) for i, name, tensor in members]
+        Handle.together(handles).wait()
+
+    def _start(self, number: int, parameter: str, tensor: Any, group: ops.Group | None) -> Handle:
         """Start replacing a gradient by the average; do not access it before the handle is done."""
         if tensor.stype != "default":
             raise UsageError(
@@ -61,10 +81,6 @@ class _Gradients:
             in_place=True,
         )
         return handle if host is tensor else handle.then(lambda _: host.copyto(tensor))
-
-    def group(self, number: int, size: int) -> ops.Group:
-        """Return a group of gradients, equal on every rank."""
-        return ops.Group(f"{self._prefix}gradients.{number}", size)
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
@@ -98,22 +114,14 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
             optimizer = optimizer.wrapped  # otherwise gradients would be averaged twice
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         self._gradients = _Gradients(
-            compression, gradient_predivide_factor, prefix or "", process_set
+            compression, gradient_predivide_factor, prefix or "", num_groups, process_set
         )
-        self._num_groups = num_groups
 
     def _allreduce_grads(self) -> None:
         """Average all gradients; gluon calls this in ``step`` and in ``allreduce_grads``."""
         trained = [(i, p) for i, p in enumerate(self._params) if p.grad_req != "null"]
-        handles = []
         # The last layer's gradients are ready first.
-        groups = partition(trained[::-1], self._num_groups or len(trained))
-        for number, members in enumerate(groups):
-            group = self._gradients.group(number, len(members)) if self._num_groups else None
-            for i, parameter in members:
-                gradient = _only_gradient(parameter)
-                handles.append(self._gradients.start(i, parameter.name, gradient, group))
-        Handle.together(handles).wait()
+        self._gradients.average([(i, p.name, _only_gradient(p)) for i, p in trained[::-1]])
 
 
 def _only_gradient(parameter: Any) -> Any:
@@ -144,15 +152,10 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         process_set: ProcessSet = global_process_set,
         compression: Any = None,
     ) -> None:
-        gradients = _Gradients(compression, gradient_predivide_factor, "", process_set)
-        own = {"wrapped": optimizer, "_gradients": gradients, "_num_groups": num_groups}
+        gradients = _Gradients(compression, gradient_predivide_factor, "", num_groups, process_set)
+        arguments = gradient_predivide_factor, num_groups, process_set, compression
+        own = {"wrapped": optimizer, "_gradients": gradients, "_arguments": arguments}
         self.__dict__.update(own)
-        self.__dict__["_arguments"] = (
-            gradient_predivide_factor,
-            num_groups,
-            process_set,
-            compression,
-        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "wrapped" not in self.__dict__:
@@ -188,10 +191,4 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         if isinstance(index, Sequence):
             pairs = list(zip(index, grad, strict=True))
         names = self.wrapped.idx2name
-        handles = []
-        for number, members in enumerate(partition(pairs, self._num_groups or len(pairs))):
-            group = self._gradients.group(number, len(members)) if self._num_groups else None
-            for i, tensor in members:
-                name = names.get(i, str(i))
-                handles.append(self._gradients.start(i, name, tensor, group))
-        Handle.together(handles).wait()
+        self._gradients.average([(i, names.get(i, str(i)), tensor) for i, tensor in pairs])
