@@ -42,6 +42,16 @@ class Space:
     bits: tuple[int, ...] = ()
     segment_elements: tuple[int, ...] = ()
 
+    @property
+    def choices(self) -> dict[str, tuple[Any, ...]]:
+        """The values of each setting of ``Settings`` that is one of a few."""
+        return {
+            "cycle_time_ms": self.cycle_time_ms,
+            "algorithm": self.algorithms,
+            "bits": self.bits,
+            "segment_elements": self.segment_elements,
+        }
+
 
 def require_optuna() -> None:
     """Raise a UsageError if Optuna is not installed."""
@@ -90,18 +100,12 @@ class Search:
 
     def _parameters(self, settings: Settings) -> dict[str, Any]:
         """Return the settings that the space contains, by their names in the optimiser."""
-        space, found = self.space, asdict(settings)
-        fusion = found.pop("fusion_bytes")
-        if space.fusion_mib and fusion is not None:
-            low, high = space.fusion_mib
+        own, fusion = asdict(settings), settings.fusion_bytes
+        found = {k: own[k] for k, values in self.space.choices.items() if own[k] in values}
+        if self.space.fusion_mib and fusion is not None:
+            low, high = self.space.fusion_mib
             found["fusion_mib"] = min(max(fusion // MIB, low), high)
-        allowed = {
-            "cycle_time_ms": space.cycle_time_ms,
-            "algorithm": space.algorithms,
-            "bits": space.bits,
-            "segment_elements": space.segment_elements,
-        }
-        return {k: v for k, v in found.items() if k == "fusion_mib" or v in allowed.get(k, ())}
+        return found
 
     @property
     def finished(self) -> bool:
@@ -111,21 +115,14 @@ class Search:
     def ask(self) -> Settings:
         """Return the settings to try next."""
         trial = self._asked = self._study.ask()
-        space = self.space
-
-        def choose(name: str, choices: tuple[Any, ...]) -> Any:
-            return trial.suggest_categorical(name, list(choices)) if choices else None
-
-        fusion = None
-        if space.fusion_mib:
-            fusion = trial.suggest_int("fusion_mib", *space.fusion_mib, log=True) * MIB
-        return Settings(
-            fusion,
-            choose("cycle_time_ms", space.cycle_time_ms),
-            choose("algorithm", space.algorithms),
-            choose("bits", space.bits),
-            choose("segment_elements", space.segment_elements),
-        )
+        chosen: dict[str, Any] = {}
+        if self.space.fusion_mib:
+            mib = trial.suggest_int("fusion_mib", *self.space.fusion_mib, log=True)
+            chosen["fusion_bytes"] = mib * MIB
+        for name, values in self.space.choices.items():
+            if values:
+                chosen[name] = trial.suggest_categorical(name, list(values))
+        return Settings(**chosen)
 
     def tell(self, settings: Settings, speed: float, *, allowed: bool = True) -> None:
         """Record the result of a trial.
