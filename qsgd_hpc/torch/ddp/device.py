@@ -19,7 +19,7 @@ from qsgd_hpc.torch._groups import all_gather_single
 from qsgd_hpc.torch._kernels import by_code, uploaded
 from qsgd_hpc.torch.ddp.memory import Memory, Slot
 from qsgd_hpc.torch.ddp.pipeline import future_for
-from qsgd_hpc.torch.ddp.plan import Place, bucket_tensor
+from qsgd_hpc.torch.ddp.plan import Place, bucket_tensor, gradients_of
 from qsgd_hpc.torch.ops._tensors import name_of
 
 __all__ = ["DevicePlan", "Queue", "make_device_plan"]
@@ -157,19 +157,13 @@ def make_device_plan(
     slots: list[Slot] = []
     exact: list[tuple[int, int]] = []
     to_code: list[tuple[_core.CodecSpec, _core.BucketTensor]] = []
-    at = 0
-    for parameter in parameters:
-        slot, count = memory.slot(parameter), parameter.numel()
-        coding = None
-        if compression is not None:
-            coding = compression.coding_for_gradient(slot.name, parameter.shape, element)
-        memory.allocate(slot, count, coding, rank=place.rank, size=place.size, device=flat.device)
+    gradients = gradients_of(parameters, flat.dtype, compression, memory, place, flat.device)
+    for slot, at, count, coding in gradients:
         if coding is None:
             exact.append((at, count))
         else:
             to_code.append((coding.spec, bucket_tensor(slot, at, count, coding)))
         slots.append(slot)
-        at += count
     coded = [
         _coded(
             _core.GpuBucket(

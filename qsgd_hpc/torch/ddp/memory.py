@@ -12,7 +12,6 @@ import torch
 from qsgd_hpc import _core
 from qsgd_hpc._core import Coding
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.torch._groups import HOST
 from qsgd_hpc.torch.naming import plain_name
 
 __all__ = ["Memory", "Slot"]
@@ -95,7 +94,7 @@ class Memory:
         *,
         rank: int,
         size: int,
-        device: torch.device = HOST,
+        device: torch.device,
     ) -> None:
         """Allocate the residuals that a slot's coding needs, in the device's memory.
 

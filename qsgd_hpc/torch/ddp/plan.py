@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from qsgd_hpc.torch._groups import HOST
 from qsgd_hpc.torch.ddp.memory import Memory, Slot
 from qsgd_hpc.torch.ops._tensors import name_of
 
-__all__ = ["Place", "Plan", "Wave", "bucket_tensor", "make_plan"]
+__all__ = ["Place", "Plan", "Wave", "bucket_tensor", "gradients_of", "make_plan"]
 
 # Elements of a message: one is coded while another is in flight.
 WAVE_ELEMENTS = 1 << 20
@@ -93,27 +93,37 @@ def make_plan(
     Args:
         compression: None sends all gradients uncompressed.
     """
-    element = name_of(dtype)
-    tensors, slots, at = [], [], 0
-    for parameter in parameters:
-        slot, count = memory.slot(parameter), parameter.numel()
-        coding = None
-        if compression is not None:
-            coding = compression.coding_for_gradient(slot.name, parameter.shape, element)
-        memory.allocate(slot, count, coding, rank=place.rank, size=place.size)
-        tensors.append(bucket_tensor(slot, at, count, coding))
-        slots.append(slot)
-        at += count
+    gradients = list(gradients_of(parameters, dtype, compression, memory, place))
     coder = _core.BucketCoder(
-        tensors,
-        dtype=element,
+        [bucket_tensor(*gradient) for gradient in gradients],
+        dtype=name_of(dtype),
         seed=place.seed,
         rank=place.rank,
         size=place.size,
         limit=WAVE_ELEMENTS,
         workers=place.workers,
     )
-    return Plan(coder, slots, place)
+    return Plan(coder, [slot for slot, *_ in gradients], place)
+
+
+def gradients_of(
+    parameters: Sequence[torch.Tensor],
+    dtype: torch.dtype,
+    compression: Lossy | None,
+    memory: Memory,
+    place: Place,
+    device: torch.device = HOST,
+) -> Iterator[tuple[Slot, int, int, Coding | None]]:
+    """Yield the slot, first element, size and coding of each gradient; allocates residuals."""
+    at = 0
+    for parameter in parameters:
+        slot, count = memory.slot(parameter), parameter.numel()
+        coding = None
+        if compression is not None:
+            coding = compression.coding_for_gradient(slot.name, parameter.shape, name_of(dtype))
+        memory.allocate(slot, count, coding, rank=place.rank, size=place.size, device=device)
+        yield slot, at, count, coding
+        at += count
 
 
 def bucket_tensor(slot: Slot, at: int, count: int, coding: Coding | None) -> _core.BucketTensor:
