@@ -1,4 +1,4 @@
-"""GPU kernels for torch.distributed's tensors: supported codes and devices, and streams.
+"""GPU kernels for torch.distributed's tensors: supported codes and devices.
 
 Gradients of DDP and shards of FSDP2 are coded on their device, and sent by their process group.
 """
@@ -18,7 +18,7 @@ from qsgd_hpc.rules import as_rules
 from qsgd_hpc.runtime import gpu
 from qsgd_hpc.torch._groups import why_unsupported
 
-__all__ = ["by_code", "serves", "stream_of", "uploaded", "why_on_host"]
+__all__ = ["by_code", "serves", "uploaded", "why_on_host"]
 
 FEWEST_BITS = 2  # fewest bits of QSGD that the kernels support
 MOST_ROTATED = 512  # largest bucket of EDEN, in elements
@@ -72,11 +72,6 @@ def by_code(
             groups.append((spec, same_code))
         same_code.append(item)
     return groups
-
-
-def stream_of(device: torch.device) -> int:
-    """Return the device's current stream, for kernels."""
-    return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else 0
 
 
 def uploaded(table: NDArray[np.uint64], device: torch.device) -> torch.Tensor:

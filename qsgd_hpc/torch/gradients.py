@@ -174,10 +174,8 @@ class GradientReducer(Claim):
         return started
 
     def _start_one(self, each: ParameterGradient, group: Group | None) -> Any:
-        if each.gradient.is_cuda:
-            with each.in_its_stream():
-                return self._start_here(each, group)
-        return self._start_here(each, group)
+        with each.in_its_stream():
+            return self._start_here(each, group)
 
     def _start_here(self, each: ParameterGradient, group: Group | None) -> Any:
         gradient = each.gradient

@@ -193,7 +193,7 @@ class ParameterGradient:
     def in_its_stream(self) -> AbstractContextManager[Any]:
         """Return a context whose GPU work follows the work that computed the gradient."""
         gradient = self.gradient
-        if current_stream_of(gradient) == self.stream:
+        if not gradient.is_cuda or current_stream_of(gradient) == self.stream:
             return nullcontext()
         stream: Any = torch.cuda.ExternalStream
         return torch.cuda.stream(stream(self.stream, gradient.device))

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from qsgd_hpc import _core
 from qsgd_hpc.torch._groups import HOST
-from qsgd_hpc.torch._kernels import by_code, stream_of, uploaded
+from qsgd_hpc.torch._kernels import by_code, uploaded
 from qsgd_hpc.torch.fsdp.pieces import Piece, message_bytes
-from qsgd_hpc.torch.ops._tensors import name_of
+from qsgd_hpc.torch.ops._tensors import current_stream_of, name_of
 
 __all__ = ["DeviceCodec", "HostCodec", "ShardCodec", "Streams"]
 
@@ -189,7 +189,7 @@ class DeviceCodec(ShardCodec):
     ) -> None:
         """See :meth:`ShardCodec.encode`."""
         super().encode(shards, messages, streams, step, rank)
-        stream = stream_of(self.place)
+        stream = current_stream_of(shards)
         for coder, table in self._launches(streams):
             coder.encode(
                 shards.data_ptr(), table=table.data_ptr(), messages=messages.data_ptr(),
@@ -199,7 +199,7 @@ class DeviceCodec(ShardCodec):
     def decode(self, messages: torch.Tensor, shards: torch.Tensor) -> None:
         """See :meth:`ShardCodec.decode`."""
         super().decode(messages, shards)
-        stream = stream_of(self.place)
+        stream = current_stream_of(shards)
         for coder, table in self._launches(dict.fromkeys(range(len(messages)), 0)):
             coder.decode(
                 messages.data_ptr(), table=table.data_ptr(), out=shards.data_ptr(), stream=stream
@@ -215,7 +215,7 @@ class DeviceCodec(ShardCodec):
     ) -> None:
         """See :meth:`ShardCodec.sum`."""
         super().sum(messages, own_rank, own, factor, out)
-        stream = stream_of(self.place)
+        stream = current_stream_of(out)
         for coder, table in self._launches({0: 0}):
             coder.sum(
                 own.data_ptr(), table=table.data_ptr(), messages=messages.data_ptr(),
