@@ -1,4 +1,7 @@
-"""Conversion of concrete JAX arrays to the core's memory and back."""
+"""Conversion of concrete JAX arrays to the core's memory and back.
+
+Typed random keys can be sent and stored only as the integers that they contain.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from qsgd_hpc.arrays._memory import Arrays
 from qsgd_hpc.compression import FLOATING
 from qsgd_hpc.runtime import gpu
 
-__all__ = ["ARRAYS", "with_int64"]
+__all__ = ["ARRAYS", "integers_of", "kind_of", "of_kind", "with_int64"]
 
 Array = NDArray[Any]
 
@@ -31,6 +34,22 @@ def with_int64() -> AbstractContextManager[Any]:
     home: Any = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
     context: AbstractContextManager[Any] = home.enable_x64(True)
     return context
+
+
+def kind_of(array: Any) -> Any:
+    """Return the generator of an array of keys, such as ``"threefry2x32"``; else None."""
+    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return jax.random.key_impl(array) if is_key else None
+
+
+def integers_of(array: Any) -> Any:
+    """Return the integers of an array of keys; other arrays unchanged."""
+    return array if kind_of(array) is None else jax.random.key_data(array)
+
+
+def of_kind(array: Any, kind: Any) -> Any:
+    """Return an array of keys from their integers; the array itself if ``kind`` is None."""
+    return array if kind is None else jax.random.wrap_key_data(array, impl=kind)
 
 
 def _device_of(array: Any) -> int | None:
