@@ -6,7 +6,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import keras
 
@@ -19,11 +19,8 @@ __all__ = ["BACKEND", "Backend", "Reducer", "distinct_paths"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Reducer(Protocol):
-    """A function that reduces the gradients of one optimizer."""
-
-    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the reduced gradients, in the same order."""
+Reducer = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+"""A function that returns gradients, given with their variables, reduced in the same order."""
 
 
 class Backend(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,12 +25,7 @@ class _TensorFlow(Backend):
 
     def reducer(self, reduction: GradientReduction, groups: Any) -> Reducer:
         """Return a reducer of one optimizer's gradients that runs during the backward pass."""
-
-        def reduce(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-            reduced: list[Any] = reduce_gradients(gradients, variables, reduction, groups=groups)
-            return reduced
-
-        return reduce
+        return functools.partial(reduce_gradients, reduction=reduction, groups=groups)
 
     def all_ranks_agree(self, yes: Any, name: str, reduction: GradientReduction) -> Any:
         count = tf.cast(yes, tf.int32)
