@@ -136,12 +136,8 @@ def alltoall_async(
     counts = None if splits is None else [int(count) for count in splits]
 
     def result(made: tuple[Array, list[int]]) -> Array | tuple[Array, Array]:
-        exchanged, received = made
-        return (
-            exchanged
-            if splits is None
-            else (exchanged, np.array(received, np.int32, like=exchanged))
-        )
+        rows, received = made
+        return rows if splits is None else (rows, np.array(received, np.int32, like=rows))
 
     view = view_of(array)
     return start_alltoall(adapter_of([view]), view, counts, text, process_set).then(result)
