@@ -83,7 +83,7 @@ def DistributedOptimizer(
     """
     import optax
 
-    checked_passes(backward_passes_per_step)
+    passes = checked_passes(backward_passes_per_step)
     reduction = checked_reduction(
         op,
         compression,
@@ -94,11 +94,7 @@ def DistributedOptimizer(
     grouping = choose_groups(num_groups, groups)
     inner = optax.with_extra_args_support(optimizer)
     reduced = _reduced(inner, gradient_prefix(process_set), reduction, grouping)
-    return (
-        reduced
-        if backward_passes_per_step == 1
-        else _accumulated(reduced, backward_passes_per_step)
-    )
+    return reduced if passes == 1 else _accumulated(reduced, passes)
 
 
 def _reduced(
