@@ -88,13 +88,10 @@ class Waits:
 
     def raw(self, log: StepLog, first: int) -> dict[str, list[float] | None]:
         """Return the seconds of every step, beginning with ``first``, to 6 digits."""
-        columns = {name: log.column(name, first) for name in ("seconds", "data_s", "comm_s")}
-        every = {**columns, "coding_s": log.column("coding_s", first)}
+        names = ("seconds", "data_s", "comm_s", "coding_s")
+        columns = {name: _six_digits(log.column(name, first)) for name in names}
         exposed = self.exposed(log, first)
-        return {
-            **{name: _six_digits(values) for name, values in every.items()},
-            "exposed_s": None if exposed is None else _six_digits(exposed),
-        }
+        return {**columns, "exposed_s": None if exposed is None else _six_digits(exposed)}
 
 
 def breakdown(log: StepLog, waits: Waits) -> dict[str, float | None]:
