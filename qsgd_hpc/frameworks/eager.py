@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qsgd_hpc.compression import FLOATING, Lossy
+from qsgd_hpc.compression import FLOATING
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.adapter import Adapter
 from qsgd_hpc.frameworks.compressors import NoneCompressor
 from qsgd_hpc.frameworks.reduction import (
     Reduction,
     coding_for,
+    compressor_of,
     is_widened,
     op_for,
     require_values,
@@ -116,8 +117,7 @@ def _prepare(adapter: Adapter, tensor: Any, reduction: Reduction, into: Any = No
     dtype = adapter.dtype(adapter.checked(tensor))
     op = op_for(reduction.op, dtype, reduction.prescale, reduction.postscale)
     widened = is_widened(dtype, op)
-    plain = widened or isinstance(reduction.compression, Lossy)
-    compressor = NoneCompressor if plain else reduction.compression
+    compressor = NoneCompressor if widened else compressor_of(reduction.compression)
     compressed, context = tensor, None
     if compressor is not NoneCompressor:
         with adapter.unrecorded():

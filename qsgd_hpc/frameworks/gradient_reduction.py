@@ -13,7 +13,7 @@ from qsgd_hpc._core import Coding
 from qsgd_hpc.compression import Lossy, from_environment
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.compressors import NoneCompressor
-from qsgd_hpc.frameworks.reduction import Reduction, require_compression
+from qsgd_hpc.frameworks.reduction import Reduction, compressor_of, require_compression
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.runtime.ops import Adasum, Average, Group, Op, Operation, Sum
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set, require_member
@@ -47,7 +47,7 @@ class GradientReduction:
     @property
     def compressor(self) -> Any:
         """The compressor around the reduction; none for codes, which the core applies."""
-        return NoneCompressor if isinstance(self.compression, Lossy) else self.compression
+        return compressor_of(self.compression)
 
     def of_tensor(self) -> Reduction:
         """Return the reduction of a single gradient, whose name is used again in every step."""

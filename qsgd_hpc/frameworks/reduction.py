@@ -18,6 +18,7 @@ __all__ = [
     "Reduction",
     "choose_op",
     "coding_for",
+    "compressor_of",
     "is_widened",
     "op_for",
     "reduction_of",
@@ -91,6 +92,11 @@ def require_compression(compression: Any) -> None:
             f"compression={compression!r}: choose one of hvd.Compression, such as "
             "hvd.Compression.qsgd(bits=4)"
         )
+
+
+def compressor_of(compression: Any) -> Any:
+    """Return the compressor around a reduction; none for codes, which the core applies."""
+    return NoneCompressor if isinstance(compression, Lossy) else compression
 
 
 def op_for(op: Op, dtype: str, *factors: Any) -> Op:

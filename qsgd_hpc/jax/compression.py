@@ -7,8 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from qsgd_hpc.compression import FLOATING, Lossy
-from qsgd_hpc.frameworks.compressors import Choices, NoneCompressor, casting
+from qsgd_hpc.compression import FLOATING
+from qsgd_hpc.frameworks.compressors import Choices, casting
+from qsgd_hpc.frameworks.reduction import compressor_of
 
 __all__ = ["Compression", "compressed"]
 
@@ -49,4 +50,4 @@ def _compressor_for(dtype: Any, compression: Any) -> Any:
     """
     if jnp.issubdtype(dtype, jnp.floating) and dtype.name not in FLOATING:
         return _Fp32Compressor
-    return NoneCompressor if isinstance(compression, Lossy) else compression
+    return compressor_of(compression)

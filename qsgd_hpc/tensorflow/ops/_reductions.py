@@ -9,13 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from qsgd_hpc._core import Coding
-from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import UnsupportedError
-from qsgd_hpc.frameworks.compressors import NoneCompressor
 from qsgd_hpc.frameworks.reduction import (
     CURVED,
     Reduction,
     coding_for,
+    compressor_of,
     is_widened,
     op_for,
     reduction_of,
@@ -67,11 +66,8 @@ class _Prepared:
 
 def _prepare(tensor: tf.Tensor, reduction: Reduction, coding: Coding | None) -> _Prepared:
     op = op_for(reduction.op, tensor.dtype.name, reduction.prescale, reduction.postscale)
-    compressor = NoneCompressor if isinstance(reduction.compression, Lossy) else (
-        reduction.compression
-    )  # fmt: skip
-    if is_widened(tensor.dtype.name, op):
-        compressor = _Widened
+    widened = is_widened(tensor.dtype.name, op)
+    compressor = _Widened if widened else compressor_of(reduction.compression)
     pre, post, factor = reduction.prescale, reduction.postscale, 1.0
     if op in CURVED and tensor.dtype.is_floating:
         # The derivative depends on the values, so TensorFlow scales them and differentiates that.
