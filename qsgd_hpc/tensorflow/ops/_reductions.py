@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from qsgd_hpc._core import Coding
 from qsgd_hpc.errors import UnsupportedError
+from qsgd_hpc.frameworks.compressors import casting
 from qsgd_hpc.frameworks.reduction import (
     CURVED,
     Reduction,
@@ -33,16 +34,8 @@ __all__ = ["allreduce", "grouped_allreduce", "grouped_reducescatter", "reducesca
 Slices = tf.IndexedSlices
 
 
-class _Widened:
-    """A compressor that sends integers as int64, whose sum does not wrap before the division."""
-
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        return tf.cast(tensor, tf.int64), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
-        return tf.cast(tensor, context)
+# Sends integers as int64, whose sum does not wrap before the division.
+(_Widened,) = casting(lambda _: True, tf.cast, Widened=tf.int64)
 
 
 @dataclass(frozen=True)
