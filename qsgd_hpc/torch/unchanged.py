@@ -67,18 +67,9 @@ def quantize_unasked(module: Any) -> None:
 
     All sharded modules in the outermost module are changed when that is first called.
     """
-    # A forward_pre_hook would not run in other methods (register_fsdp_forward_method), and torch
-    # would trace it in a compiled model. FSDP2 calls this before it first gathers the weights.
-    state = module._get_fsdp_state()
-    begin = state._lazy_init
+    from qsgd_hpc.torch.fsdp.layout import before_first_gathering
 
-    @functools.wraps(begin)
-    def beginning() -> None:
-        if state._is_root is None:  # the modules in the outermost one know by now
-            _quantize(module)
-        begin()
-
-    state._lazy_init = beginning
+    before_first_gathering(module, _quantize)
 
 
 def _quantize(module: Any) -> None:

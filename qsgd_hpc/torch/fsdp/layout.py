@@ -6,8 +6,9 @@ longest rank's, in FSDP2's order of the parameters: children first.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,14 @@ from torch.distributed.fsdp import FSDPModule
 
 from qsgd_hpc.torch.naming import plain_name
 
-__all__ = ["Part", "data_parallel_rank", "param_groups", "parts_of", "sharded_modules"]
+__all__ = [
+    "Part",
+    "before_first_gathering",
+    "data_parallel_rank",
+    "param_groups",
+    "parts_of",
+    "sharded_modules",
+]
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,24 @@ def param_groups(module: Any) -> list[Any]:
     if several is None:  # PyTorch 2.9 has at most one
         several = filter(None, [state._fsdp_param_group])
     return list(several)
+
+
+def before_first_gathering(module: Any, act: Callable[[Any], None]) -> None:
+    """Call ``act(module)`` before FSDP2 first gathers weights, if the module is the outermost one.
+
+    A forward_pre_hook would not run in other methods (``register_fsdp_forward_method``), and torch
+    would trace it in a compiled model. Of several calls for one module, the last acts first.
+    """
+    state = module._get_fsdp_state()
+    begin = state._lazy_init
+
+    @functools.wraps(begin)
+    def beginning() -> None:
+        if state._is_root is None:  # the modules in the outermost one know by now
+            act(module)
+        begin()
+
+    state._lazy_init = beginning
 
 
 def data_parallel_rank(module: Any) -> int:

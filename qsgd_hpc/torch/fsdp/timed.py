@@ -19,7 +19,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 
 from qsgd_hpc.rules import PLAIN_BITS
 from qsgd_hpc.torch.fsdp.collectives import QSGDAllGather, QSGDReduceScatter
-from qsgd_hpc.torch.fsdp.layout import param_groups
+from qsgd_hpc.torch.fsdp.layout import before_first_gathering, param_groups, sharded_modules
 
 __all__ = ["time_shards"]
 
@@ -55,7 +55,7 @@ class _Timed:
 
 
 def time_shards(module: Any, note: Note) -> None:
-    """Report the durations of FSDP2's collectives, from a module's first forward pass on.
+    """Report the durations of the collectives of an outermost module and the modules in it.
 
     Args:
         module: a module that ``fully_shard`` was called on.
@@ -63,17 +63,14 @@ def time_shards(module: Any, note: Note) -> None:
             others, the bytes of gradients that it has reduced, and the bits per element.
     """
 
-    def first_gathering(module: Any, _args: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        handle.remove()
+    def replace(module: Any) -> None:
         if dist.get_world_size() == 1:
             return
-        for group in param_groups(module):
-            for name in ("_all_gather_comm", "_reduce_scatter_comm"):
-                collective = getattr(group, name)
-                if isinstance(collective, _KNOWN):
-                    setattr(group, name, _Timed(collective, note))
+        for each in sharded_modules(module).values():
+            for group in param_groups(each):
+                for name in ("_all_gather_comm", "_reduce_scatter_comm"):
+                    collective = getattr(group, name)
+                    if isinstance(collective, _KNOWN):
+                        setattr(group, name, _Timed(collective, note))
 
-    # Runs before FSDP2's own hook, which gathers the weights.
-    handle = module.register_forward_pre_hook(first_gathering, prepend=True)
+    before_first_gathering(module, replace)
