@@ -18,6 +18,7 @@ __all__ = [
     "imports",
     "is_optimizer_name",
     "is_scheduler",
+    "names_in",
     "targets",
 ]
 
@@ -71,6 +72,17 @@ def dotted(node: cst.CSTNode | None) -> str:
         before = dotted(node.value)
         return f"{before}.{node.attr.value}" if before else ""
     return ""
+
+
+def names_in(node: cst.CSTNode) -> set[str]:
+    """Return the names that an expression reads, including dotted ones."""
+    if isinstance(node, cst.Attribute):
+        return ({dotted(node)} | names_in(node.value)) - {""}
+    if isinstance(node, cst.Name):
+        return {node.value}
+    if isinstance(node, cst.Arg):
+        return names_in(node.value)
+    return {name for child in node.children for name in names_in(child)}
 
 
 def is_scheduler(name: str) -> bool:

@@ -30,6 +30,7 @@ from qsgd_hpc.eight_steps.names import (
     imports,
     is_optimizer_name,
     is_scheduler,
+    names_in,
 )
 from qsgd_hpc.eight_steps.tree import Branch, Collector, Loop, Tree, once_per_node
 from qsgd_hpc.errors import UsageError
@@ -44,8 +45,11 @@ __all__ = [
     "argument",
     "distributed_without_hvd",
     "dotted",
+    "find",
+    "is_literal",
     "is_optimizer_name",
     "is_scheduler",
+    "names_in",
     "parse",
     "read",
 ]
@@ -239,6 +243,21 @@ class Script(Tree):
         whole = (i for i in self.distributed if i.alias and not api_name(i.module))
         return next((i.alias for i in whole), "hvd")
 
+    def name_of(self, module: str) -> str:
+        """Return the script's name for a module, or ""."""
+        aliases = [each.alias for each in self.imports]
+        whole = (each.alias for each in self.imports if each.module == module and each.alias)
+        return next(whole, module if any(a.startswith(f"{module}.") for a in aliases) else "")
+
+    def target(self, node: cst.CSTNode) -> str:
+        """Return the name (or `self.name`) that a complete expression is assigned to, or ""."""
+        parent = self.parents.get(node)
+        if isinstance(parent, cst.Assign) and len(parent.targets) == 1:
+            name = dotted(parent.targets[0].target)
+        else:
+            name = dotted(parent.target) if isinstance(parent, cst.AnnAssign) else ""
+        return name if "." not in name or name.startswith("self.") else ""
+
     @cached_property
     def entry(self) -> cst.If | cst.Module:
         """The ``if __name__ == "__main__":`` of the script, else the module."""
@@ -255,16 +274,29 @@ def is_parameters(node: cst.CSTNode) -> bool:
     return isinstance(node, (cst.Parameters, cst.Param))
 
 
-def argument(call: cst.Call, name: str, index: int = -1) -> cst.BaseExpression | None:
+def find(call: cst.Call, name: str, index: int = -1) -> cst.Arg | None:
     """Return the argument of a call with this name or at this position, from 0."""
     for place, each in enumerate(call.args):
         if each.keyword is not None and each.keyword.value == name:
-            return each.value
+            return each
         if each.star == "*" and 0 <= place <= index:
             index = -1  # the elements of the star are unknown
         elif not each.star and each.keyword is None and place == index:
-            return each.value
+            return each
     return None
+
+
+def argument(call: cst.Call, name: str, index: int = -1) -> cst.BaseExpression | None:
+    """Return the value of the argument of a call with this name or at this position, from 0."""
+    found = find(call, name, index)
+    return found.value if found is not None else None
+
+
+def is_literal(node: cst.CSTNode | None) -> bool:
+    """Return whether an expression is a literal number."""
+    if isinstance(node, cst.UnaryOperation):
+        node = node.expression
+    return isinstance(node, cst.Integer | cst.Float)
 
 
 def distributed_without_hvd(script: Script) -> str | None:

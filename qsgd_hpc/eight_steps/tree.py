@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from pathlib import Path
@@ -204,6 +204,16 @@ class Tree:
             if isinstance(each, cst.BaseStatement):
                 return each
         raise TypeError(f"{type(node).__name__} is not part of a statement")
+
+    def block(self, statement: cst.CSTNode) -> Sequence[cst.CSTNode]:
+        """Return the statements of the block that a statement is in."""
+        body = getattr(self.parents.get(statement), "body", ())
+        return body if isinstance(body, Sequence) else ()
+
+    def position(self, node: cst.CSTNode, body: Sequence[cst.CSTNode]) -> int:
+        """Return the index of the statement of a block that contains a node, or -1."""
+        around = {node, *self.ancestors(node)}
+        return next((i for i, each in enumerate(body) if each in around), -1)
 
     def _local(self, node: cst.CSTNode) -> Iterator[tuple[cst.CSTNode, cst.CSTNode]]:
         """Yield the ancestors of a node with the child on the path, up to its function."""

@@ -37,6 +37,11 @@ def test_what_rank_0_prints_is_computed_by_every_rank():
     assert after.index("if __name__") < after.index("hvd.init()")
 
 
+def test_a_keyword_behind_a_star_is_seen():
+    before = "from tqdm import tqdm\nfor line in tqdm(*files, disable=quiet): pass"
+    assert "tqdm(*files, disable=quiet)" in done(torch_script(setup=before)).after
+
+
 def test_lines_inside_of_a_string_are_not_indented_with_what_prints_it():
     made = done(torch_script(after='print("""one\ntwo""")'))
     assert 'print("""one\n    two""")' in made.after or 'print("""one\ntwo""")' in made.after

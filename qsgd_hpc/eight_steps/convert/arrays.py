@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import inside, names_in, position_of, walk
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, extent, subscripted, training
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import Script, dotted
+from qsgd_hpc.eight_steps.reading import Script, dotted, names_in
 
 __all__ = ["SHARD", "point_out_parts", "shard_arrays", "slice_of"]
 
@@ -69,7 +68,7 @@ def point_out_parts(plan: Plan, loops: Sequence[TrainLoop]) -> None:
         bound = script.binding(node)
         if (
             script.start(node) >= begin
-            and not any(inside(script, node, each) for each in beside)
+            and not any(each in script.ancestors(node) for each in beside)
             and bound is not None
             and script.end(bound.at) <= begin
             and _is_read(script, node)
@@ -114,7 +113,7 @@ def _sizes(
         and b.value is not None
         and _is_size(script, b.value, names)
     ]
-    needed = {dotted(n) for n in walk(loop.epochs or loop.loop) if isinstance(n, cst.Name)}
+    needed = {dotted(n) for n in script.inside(loop.epochs or loop.loop) if isinstance(n, cst.Name)}
     lines: list[str] = []
     for b in reversed(stale):
         if b.name not in needed or b.value is None:
@@ -129,7 +128,7 @@ def _sizes(
 
 def _is_size(script: Script, node: cst.BaseExpression, names: Sequence[str]) -> bool:
     """Return whether a value depends on the lengths of arrays and on nothing else in them."""
-    inner = [n for n in walk(node) if isinstance(n, cst.Call)]
+    inner = script.calls_in(node)
     array = "|".join(map(re.escape, names))
     sizes = rf"\blen\(({array})\)|\b({array})\.(shape\[0\]|size\(0\))"
     text = script.code(node)
@@ -169,6 +168,6 @@ def _place(
         return None, False
     last = max(made, key=lambda b: script.end(b.at))
     body = scope.body.body if isinstance(scope, cst.FunctionDef) else script.module.body
-    index = position_of(script, last.at, body)
+    index = script.position(last.at, body)
     found = body[index] if index >= 0 else None
     return (found, False) if isinstance(found, cst.BaseStatement) else (None, False)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import body_of, find
 from qsgd_hpc.eight_steps.convert.loops import behind
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import Script, dotted
+from qsgd_hpc.eight_steps.reading import Script, dotted, find
 
 __all__ = ["download_once", "wait_behind"]
 
@@ -69,6 +68,6 @@ def wait_behind(
 
 
 def _next(script: Script, statement: cst.CSTNode) -> cst.CSTNode | None:
-    body = list(body_of(script, statement))
+    body = list(script.block(statement))
     index = body.index(statement) + 1
     return body[index] if index < len(body) else None

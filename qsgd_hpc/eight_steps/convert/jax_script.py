@@ -9,13 +9,12 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening
 from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
-from qsgd_hpc.eight_steps.convert.calls import argument_node, name_of_module, target_of, walk
 from qsgd_hpc.eight_steps.convert.loops import reaching, train_loops
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
 from qsgd_hpc.eight_steps.convert.rates import LINEAR, SCHEDULE, Steps, is_number, scaled, steps_of
-from qsgd_hpc.eight_steps.reading import Script, dotted
+from qsgd_hpc.eight_steps.reading import Script, argument, dotted
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert_jax"]
@@ -74,7 +73,7 @@ def _takes_gradients(script: Script, call: cst.Call) -> bool:
         and script.called(made) == "jax.jit"
         and any(
             isinstance(n, cst.Call) and script.called(n) in ("jax.grad", "jax.value_and_grad")
-            for n in walk(made)
+            for n in script.inside(made)
         )
     )
 
@@ -85,10 +84,10 @@ def _optimizers(script: Script) -> list[cst.Call]:
     found = []
     for call in script.calls:
         name = script.called(call)
-        if name.startswith("optax.") and f"{name}().init" in begun and target_of(script, call):
+        if name.startswith("optax.") and f"{name}().init" in begun and script.target(call):
             found.append(call)
     for call, _ in _states(script):
-        given = argument_node(call, "tx")
+        given = argument(call, "tx")
         made = script.value(given) if given is not None else None
         if isinstance(made, cst.Call) and script.called(made).startswith("optax."):
             found.append(made)
@@ -98,11 +97,13 @@ def _optimizers(script: Script) -> list[cst.Call]:
 def _rates(plan: Plan, call: cst.Call, steps: Steps) -> None:
     script = plan.script
     place, count = steps.at(plan, plan.anchor(call), later=False)
-    optax = name_of_module(script, "optax")
+    optax = script.name_of("optax")
     inner = [
-        n for n in walk(call) if isinstance(n, cst.Call) and OPTIMIZERS.match(script.called(n))
+        n
+        for n in script.inside(call)
+        if isinstance(n, cst.Call) and OPTIMIZERS.match(script.called(n))
     ]
-    rates = [(n, argument_node(n, "learning_rate", 0)) for n in inner]
+    rates = [(n, argument(n, "learning_rate", 0)) for n in inner]
     for _, rate in rates:
         if rate is None or not is_number(script, rate):
             plan.todo(call, SCHEDULE)
@@ -140,7 +141,7 @@ def _without_optax(plan: Plan, gradients: Sequence[cst.Call]) -> None:
 def _states(script: Script) -> Iterator[tuple[cst.Call, str]]:
     for call in script.calls:
         if script.called(call).endswith("TrainState.create"):
-            yield call, target_of(script, call)
+            yield call, script.target(call)
 
 
 def _broadcast(plan: Plan, made: Sequence[cst.Call], outer: cst.CSTNode) -> None:
@@ -166,5 +167,5 @@ def _broadcast(plan: Plan, made: Sequence[cst.Call], outer: cst.CSTNode) -> None
 
 def _open(plan: Plan) -> None:
     script = plan.script
-    more = [] if name_of_module(script, "os") else ["import os"]
+    more = [] if script.name_of("os") else ["import os"]
     opening.open_script(plan, "qsgd_hpc.jax", more, opening.PIN_BY_ENVIRONMENT)

@@ -6,7 +6,6 @@ import re
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import argument_node, find, is_literal, short_name
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rates import (
     KERAS_RATES,
@@ -16,7 +15,7 @@ from qsgd_hpc.eight_steps.convert.rates import (
     scale,
     scaled,
 )
-from qsgd_hpc.eight_steps.reading import Script
+from qsgd_hpc.eight_steps.reading import Script, argument, find, is_literal
 
 __all__ = ["distribute", "is_optimizer", "scale_optimizer"]
 
@@ -36,9 +35,9 @@ def scale_optimizer(plan: Plan, call: cst.Call) -> str:
         The new rate as Python code; "?" if it contains names, "" if it is no number.
     """
     script = plan.script
-    rate = argument_node(call, "learning_rate", 0)
+    rate = argument(call, "learning_rate", 0)
     if rate is None:
-        default = KERAS_RATES.get(short_name(script, call))
+        default = KERAS_RATES.get(script.called(call).rpartition(".")[2])
         if default is None:
             plan.todo(call, "multiply the learning rate by hvd.size().")
             return ""
@@ -56,7 +55,7 @@ def scale_optimizer(plan: Plan, call: cst.Call) -> str:
 def distribute(plan: Plan, compile_: cst.Call) -> str:
     """Scale and wrap the optimizer of a call of compile; returns as `scale_optimizer` does."""
     script = plan.script
-    given = argument_node(compile_, "optimizer", 0)
+    given = argument(compile_, "optimizer", 0)
     if given is None:
         return _named(plan, compile_, None, "RMSprop")
     if isinstance(given, cst.SimpleString):

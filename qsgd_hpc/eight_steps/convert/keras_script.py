@@ -9,13 +9,12 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, tf_data
 from qsgd_hpc.eight_steps.convert.arrays import SHARD, slice_of
-from qsgd_hpc.eight_steps.convert.calls import argument_node, find, is_literal, name_of_module
 from qsgd_hpc.eight_steps.convert.downloads import download_once, wait_behind
 from qsgd_hpc.eight_steps.convert.keras_optimizer import distribute
 from qsgd_hpc.eight_steps.convert.loops import callers, reaching, sources
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import WRITTEN, guard_outputs
-from qsgd_hpc.eight_steps.reading import Script, dotted
+from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, is_literal
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert_keras", "reseed"]
@@ -81,7 +80,7 @@ def convert_keras(plan: Plan) -> None:
     ]
     wait_behind(plan, loads, [*fits, *callers(script, fits)], wait)
     guard_outputs(plan, reaching(script, [*fits, *compiles]), opening.import_line(script))
-    keras = name_of_module(script, "keras")
+    keras = script.name_of("keras")
     needed = keras_needed(plan)
     more = ["import keras"] if needed and keras != "keras" else []
     opening.open_script(plan, "qsgd_hpc.keras", more, tf_data.pin_lines(script))
@@ -89,7 +88,7 @@ def convert_keras(plan: Plan) -> None:
 
 def keras_needed(plan: Plan) -> bool:
     """Return whether the inserted code needs the name `keras`."""
-    pinned = not name_of_module(plan.script, "tensorflow")
+    pinned = not plan.script.name_of("tensorflow")
     return pinned or any("DistributedOptimizer(keras." in edit.text for edit in plan.edits)
 
 
@@ -127,8 +126,8 @@ def _own_schedule(script: Script) -> bool:
 
 def _data(plan: Plan, fit: cst.Call) -> None:
     script = plan.script
-    x, y = argument_node(fit, "x", 0), argument_node(fit, "y", 1)
-    steps = argument_node(fit, "steps_per_epoch", 12) if find(fit, "steps_per_epoch") else None
+    x, y = argument(fit, "x", 0), argument(fit, "y", 1)
+    steps = argument(fit, "steps_per_epoch")
     if steps is not None:
         plan.replace(steps, f"{_atom(script, steps)} // hvd.size()")
     if x is None:
@@ -139,11 +138,7 @@ def _data(plan: Plan, fit: cst.Call) -> None:
         plan.todo(fit, "shard the data: a rank's part of it, of equal size on all ranks.")
     else:
         plan.before(fit, *plan.comment(3, SHARD, fit), f"shard = {slice_of(dotted(x))}")
-        for part in (
-            x,
-            y,
-            argument_node(fit, "sample_weight") if find(fit, "sample_weight") else None,
-        ):
+        for part in (x, y, argument(fit, "sample_weight")):
             if part is not None:
                 text = script.code(part)
                 plan.replace(part, f"{text}[shard]" if dotted(part) else f"({text})[shard]")
@@ -171,7 +166,7 @@ def _atom(script: Script, node: cst.BaseExpression) -> str:
 def _quiet(plan: Plan, call: cst.Call) -> None:
     """Let only rank 0 show progress."""
     script = plan.script
-    given = argument_node(call, "verbose", 4) if find(call, "verbose") else None
+    given = argument(call, "verbose")
     if given is not None and script.code(given) == "0":
         return
     text = "One progress bar is enough."
@@ -236,7 +231,7 @@ def _add_callbacks(plan: Plan, fit: cst.Call, warm_up: str) -> None:
         "hvd.callbacks.MetricAverageCallback()",
         *([warm_up] if warm_up else []),
     ]
-    given = argument_node(fit, "callbacks", 5)
+    given = argument(fit, "callbacks", 5)
     texts = TEXTS if warm_up else TEXTS[:2]
     if given is None:
         _explain(plan, fit, texts)
@@ -256,7 +251,7 @@ def _add_callbacks(plan: Plan, fit: cst.Call, warm_up: str) -> None:
 
 def _back_up_each(plan: Plan, call: cst.Call) -> None:
     """Give each rank its own folder: every rank must restore the epoch."""
-    folder = argument_node(call, "backup_dir", 0)
+    folder = argument(call, "backup_dir", 0)
     if folder is None or "hvd.rank()" in plan.script.code(folder):
         return
     text = "Every rank restores its weights and its epoch from a folder of its own."

@@ -8,15 +8,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import (
-    argument_node,
-    find,
-    inside,
-    names_in,
-    position_of,
-    walk,
-)  # fmt: skip
-from qsgd_hpc.eight_steps.reading import DEPTH, Loop, Script, argument, dotted
+from qsgd_hpc.eight_steps.reading import DEPTH, Loop, Script, argument, dotted, names_in
 
 __all__ = [
     "TrainLoop",
@@ -24,6 +16,7 @@ __all__ = [
     "callers",
     "calls_of",
     "iterable",
+    "last_with_call",
     "reaching",
     "sources",
     "train_loops",
@@ -116,8 +109,8 @@ def behind(
             break
         body = getattr(around, "body", ())
         if isinstance(body, Sequence):
-            at = position_of(script, call, body)
-            if any(0 <= position_of(script, node, body) < at for node in beside):
+            at = script.position(call, body)
+            if any(0 <= script.position(node, body) < at for node in beside):
                 yield first
                 return
         if isinstance(around, cst.With):
@@ -176,7 +169,7 @@ def split_of(script: Script, loop: Loop) -> tuple[cst.BaseExpression, cst.BaseEx
     node, order = iterable(script, loop), extent(script, loop)
     if not isinstance(node, cst.Call) or not isinstance(order, cst.Call) or not order.args:
         return None
-    size = argument_node(node, "split_size", 0 if script.called(node) != "torch.split" else 1)
+    size = argument(node, "split_size", 0 if script.called(node) != "torch.split" else 1)
     made = script.called(order)
     if size is None or made not in ("torch.randperm", "torch.arange"):
         return None
@@ -209,18 +202,18 @@ def subscripted(script: Script, loop: Loop) -> tuple[str, ...]:
     """
     if not isinstance(loop, cst.For):
         return ()
-    moving = {dotted(n) for n in walk(loop.target)} - {""}
+    moving = {dotted(n) for n in script.inside(loop.target)} - {""}
     orders: set[str] = set()
-    for node in walk(loop.body):
+    for node in script.inside(loop.body):
         if isinstance(node, cst.Assign) and names_in(node.value) & moving:
-            moving |= {dotted(n) for t in node.targets for n in walk(t.target)} - {""}
+            moving |= {dotted(n) for t in node.targets for n in script.inside(t.target)} - {""}
     found: list[str] = []
-    for node in walk(loop.body):
+    for node in script.inside(loop.body):
         if not isinstance(node, cst.Subscript) or not isinstance(node.value, cst.Name):
             continue
         read = {name for part in node.slice for name in names_in(part)}
         bound = script.binding(node.value)
-        if bound is None or inside(script, bound.at, loop) or not read & moving:
+        if bound is None or loop in script.ancestors(bound.at) or not read & moving:
             continue
         made = script.value(node.value)
         if isinstance(made, cst.Call) and re.search(
@@ -232,6 +225,26 @@ def subscripted(script: Script, loop: Loop) -> tuple[str, ...]:
     return tuple(name for name in found if name not in orders)
 
 
-def batch_size(call: cst.Call) -> cst.BaseExpression | None:
-    """Return the argument batch_size of a call."""
-    return argument_node(call, "batch_size") if find(call, "batch_size") else None
+def last_with_call(
+    script: Script, first: cst.CSTNode, suffix: str, until: Iterable[cst.CSTNode] = ()
+) -> cst.CSTNode:
+    """Return the last statement of a block with a call of this name; ``first`` if none follows it.
+
+    Loops are passed over: the training loop may restore a state, too.
+
+    Args:
+        script: the script.
+        first: a statement; those before it are not searched.
+        suffix: the end of the called name.
+        until: nodes that train; statements behind the first of them are not searched.
+    """
+    body = script.block(first)
+    last = script.position(first, body)
+    training = (script.position(node, body) for node in until)
+    end = min((index for index in training if index > last), default=len(body))
+    for call in script.calls:
+        if script.called(call).endswith(suffix):
+            index = script.position(call, body)
+            if last < index < end and not isinstance(body[index], cst.For | cst.While):
+                last = index
+    return body[last] if last >= 0 else first

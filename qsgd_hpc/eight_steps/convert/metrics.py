@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import inside, is_literal, names_in, walk
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, sources
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import DEPTH, Script, dotted
+from qsgd_hpc.eight_steps.reading import DEPTH, Script, dotted, is_literal, names_in
 
 __all__ = ["average_metrics"]
 
@@ -37,7 +36,7 @@ class Sum:
 
 def additions(script: Script, loop: TrainLoop) -> Iterator[tuple[str, cst.BaseExpression, bool]]:
     """Yield the name, the added value, and whether it is appended to a list."""
-    for node in walk(loop.loop.body):
+    for node in script.inside(loop.loop.body):
         if isinstance(node, cst.AugAssign) and isinstance(node.operator, cst.AddAssign):
             yield dotted(node.target), node.value, False
         elif (
@@ -80,7 +79,7 @@ def sums(plan: Plan, loop: TrainLoop, numbers: bool = False) -> tuple[Sum, ...]:
 def meters(script: Script, loop: TrainLoop) -> dict[str, None]:
     """Return the objects that a loop updates with its batches and that are read after it."""
     found: dict[str, None] = {}
-    for node in walk(loop.loop.body):
+    for node in script.inside(loop.loop.body):
         if not (isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.args):
             continue
         made = script.value(node.func.value)
@@ -108,7 +107,7 @@ def fresh(script: Script, loop: TrainLoop, name: str) -> cst.BaseExpression | No
     before = [b for b in known if script.end(b.at) <= place and b.how == "assign"]
     if not before or before[-1].value is None:
         return None
-    if loop.epochs is not None and not inside(script, before[-1].at, loop.epochs):
+    if loop.epochs is not None and loop.epochs not in script.ancestors(before[-1].at):
         return None
     if script.function(before[-1].at) is not script.function(loop.loop):
         return None
@@ -135,7 +134,7 @@ def divisors(script: Script, loop: TrainLoop, name: str) -> list[cst.BaseExpress
     for node in uses(script, loop, name):
         for around in (node, *script.ancestors(node)):
             if isinstance(around, cst.BinaryOperation) and isinstance(around.operator, cst.Divide):
-                if around.left is node or inside(script, node, around.left):
+                if around.left is node or around.left in script.ancestors(node):
                     found.append(around.right)
             elif isinstance(around, cst.AugAssign) and isinstance(
                 around.operator, cst.DivideAssign
@@ -149,23 +148,23 @@ def divisors(script: Script, loop: TrainLoop, name: str) -> list[cst.BaseExpress
 
 def inner_divisors(script: Script, loop: TrainLoop, name: str) -> list[cst.BaseExpression]:
     """Return the divisors of what a loop adds to a name, except those of single batches."""
-    moving = moved(loop)
+    moving = moved(script, loop)
     return [
         node.right
         for target, added, is_list in additions(script, loop)
         if target == name and not is_list
-        for node in walk(added)
+        for node in script.inside(added)
         if isinstance(node, cst.BinaryOperation)
         and isinstance(node.operator, cst.Divide)
         and not (is_literal(node.right) or names_in(node.right) & moving)
     ]
 
 
-def moved(loop: TrainLoop) -> set[str]:
+def moved(script: Script, loop: TrainLoop) -> set[str]:
     """Return the names that a loop binds to each of its batches."""
     if not isinstance(loop.loop, cst.For):
         return set()
-    return {dotted(n) for n in walk(loop.loop.target)} - {""}
+    return {dotted(n) for n in script.inside(loop.loop.target)} - {""}
 
 
 def counts(
@@ -177,13 +176,13 @@ def counts(
     summed = [known[name] for name in read if name in known]
     if summed:
         return "batches" if all(s.kind == "count" for s in summed) else "all"
-    if is_literal(node) or read & moved(loop):
+    if is_literal(node) or read & moved(script, loop):
         return "batches"
     over = iterable(script, loop.loop)
     if over is not None and script.code(over) == f"range({script.code(node)})":
         return "batches"
     own = {dotted(s) for s in (over, *(sources(script, over) if over else ())) if s} - {""}
-    for part in walk(node):
+    for part in script.inside(node):
         if isinstance(part, cst.Call) and script.called(part) == "len":
             what = part.args[0].value
             made = script.value(what)
@@ -199,7 +198,11 @@ def counts(
         return counts(plan, loop, made, known, depth - 1)
     if dotted(node) or not depth:
         return ""
-    parts = [n for n in walk(node) if isinstance(n, cst.Name) and not is_literal(script.value(n))]
+    parts = [
+        n
+        for n in script.inside(node)
+        if isinstance(n, cst.Name) and not is_literal(script.value(n))
+    ]
     kinds = {counts(plan, loop, part, known, depth - 1) for part in parts}
     return kinds.pop() if len(kinds) == 1 else ""
 

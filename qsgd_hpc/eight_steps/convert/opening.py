@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import find, name_of_module
 from qsgd_hpc.eight_steps.convert.plan import Edit, Plan
-from qsgd_hpc.eight_steps.reading import Script, dotted
+from qsgd_hpc.eight_steps.reading import Script, dotted, find
 
 __all__ = ["PIN_BY_ENVIRONMENT", "import_line", "numpy_seeds", "open_script", "unlike_ranks"]
 
@@ -152,4 +151,4 @@ def numpy_seeds(plan: Plan) -> None:
 
 def torch_name(script: Script) -> str:
     """Return the script's name for the module torch, or ""."""
-    return name_of_module(script, "torch")
+    return script.name_of("torch")

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import find, names_in, walk
 from qsgd_hpc.eight_steps.convert.plan import HEADER, Edit, Plan
 from qsgd_hpc.eight_steps.convert.records import RUNS, looks, muted, nowhere, opens, record_once
-from qsgd_hpc.eight_steps.reading import Script, dotted
+from qsgd_hpc.eight_steps.reading import Script, dotted, find, names_in
 
 __all__ = ["PRINTED", "WRITTEN", "guard_outputs", "is_progress_bar"]
 
@@ -75,7 +74,7 @@ def only_writes(script: Script, statement: cst.With) -> bool:
         cst.NamedExpr,
         cst.Return,
     )
-    inner = [*walk(statement.body)]
+    inner = script.inside(statement.body)
     opened = {dotted(item.asname.name) for item in statement.items if item.asname is not None}
     opened -= {""}
     return not any(
@@ -117,11 +116,12 @@ def own_work(
     plan: Plan, node: cst.CSTNode, training: frozenset[cst.FunctionDef]
 ) -> tuple[bool, bool]:
     """Return whether an expression calls the script's own functions that train, or that loop."""
-    own = [plan.script.definition(n) for n in walk(node) if isinstance(n, cst.Call)]
+    script = plan.script
+    own = [script.definition(call) for call in script.calls_in(node)]
     functions = [function for function in own if function is not None]
     trains = any(function in training for function in functions)
     works = (cst.For, cst.While, cst.With)
-    return trains, any(isinstance(n, works) for f in functions for n in walk(f.body))
+    return trains, any(isinstance(n, works) for f in functions for n in script.inside(f.body))
 
 
 def blocks(script: Script) -> Iterator[cst.Module | cst.IndentedBlock]:
@@ -261,6 +261,6 @@ def _bars(plan: Plan) -> None:
             plan.add_argument(call, "disable=hvd.rank() != 0")
     for node in script.nodes:
         if isinstance(node, cst.Lambda) and any(
-            isinstance(n, cst.Call) and dotted(n.func) == "print" for n in walk(node.body)
+            dotted(call.func) == "print" for call in script.calls_in(node.body)
         ):
             plan.todo(node, "this prints on every rank.")

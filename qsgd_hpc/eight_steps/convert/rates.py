@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import argument_node, body_of, names_in, position_of, walk
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, range_of, split_of
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import Script, argument, dotted
+from qsgd_hpc.eight_steps.reading import Script, argument, dotted, names_in
 
 __all__ = [
     "KERAS_RATES",
@@ -55,13 +54,13 @@ def scale(plan: Plan, rate: cst.BaseExpression) -> None:
     plan.replace(rate, scaled(plan.script, rate))
 
 
-def torch_rates(call: cst.Call) -> Iterator[cst.BaseExpression]:
+def torch_rates(script: Script, call: cst.Call) -> Iterator[cst.BaseExpression]:
     """Yield the learning rates in a call of an optimizer, including those of parameter groups."""
-    rate = argument_node(call, "lr", 1)
+    rate = argument(call, "lr", 1)
     if rate is not None:
         yield rate
-    groups = argument_node(call, "params", 0)
-    for node in walk(groups) if groups is not None else ():
+    groups = argument(call, "params", 0)
+    for node in script.inside(groups) if groups is not None else ():
         if (
             isinstance(node, cst.DictElement)
             and isinstance(node.key, cst.SimpleString)
@@ -127,8 +126,8 @@ def _known(
         return statement if elsewhere and scope is not script.module else None
     if any(b.how == "parameter" or script.end(b.at) <= script.end(statement) for b in own):
         return statement
-    body = body_of(script, statement)
-    place = position_of(script, own[0].at, body)
+    body = script.block(statement)
+    place = script.position(own[0].at, body)
     found = body[place] if later and place >= 0 else None
     if isinstance(found, cst.For | cst.While) or not isinstance(found, cst.BaseStatement):
         return None

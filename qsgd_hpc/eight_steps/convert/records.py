@@ -12,9 +12,8 @@ from functools import lru_cache
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import argument_node, find, name_of_module
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import Script
+from qsgd_hpc.eight_steps.reading import Script, argument, find
 
 __all__ = ["RUNS", "looks", "muted", "nowhere", "opens", "record_once"]
 
@@ -74,7 +73,7 @@ def opens(script: Script, call: cst.CSTNode) -> bool:
     """Return whether a call opens a file for writing."""
     if not isinstance(call, cst.Call):
         return False
-    name, mode = script.called(call), argument_node(call, "mode", 1)
+    name, mode = script.called(call), argument(call, "mode", 1)
     writing = "wax" if FILES.called.match(name) else "wax+" if ARRAYS.match(name) else ""
     together = find(call, "driver") or find(call, "parallel")  # all ranks write one file by MPI
     text = mode.raw_value if isinstance(mode, cst.SimpleString) else ""
@@ -112,7 +111,7 @@ def looks(script: Script, call: cst.Call) -> bool:
 
 def nowhere(plan: Plan, call: cst.Call) -> None:
     """Let the other ranks write to the null device, or to a temporary file of arrays."""
-    mode = argument_node(call, "mode", 1)
+    mode = argument(call, "mode", 1)
     arrays = ARRAYS.match(plan.script.called(call))
     if isinstance(mode, cst.SimpleString) and set("a+" if arrays else "x+") & set(mode.raw_value):
         plan.todo(call, "every rank opens this file for writing: let only rank 0 do so.")
@@ -150,7 +149,7 @@ def _choose(plan: Plan, call: cst.Call, choice: Choice) -> None:
 def _need(plan: Plan, expression: str) -> None:
     """Import the module that an expression needs, unless the script imports it."""
     module, dot, _ = expression.partition(".")
-    if dot and not name_of_module(plan.script, module) and f"import {module}" not in plan.imports:
+    if dot and not plan.script.name_of(module) and f"import {module}" not in plan.imports:
         plan.imports.append(f"import {module}")
 
 
@@ -158,7 +157,7 @@ def _mlflow(plan: Plan) -> None:
     """Send the other ranks' runs of MLflow, which cannot be disabled, to temporary stores."""
     script = plan.script
     calls = [call for call in script.calls if script.called(call).startswith("mlflow.")]
-    name = name_of_module(script, "mlflow")
+    name = script.name_of("mlflow")
     if not calls:
         return
     if not name:

@@ -8,13 +8,18 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening
 from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
-from qsgd_hpc.eight_steps.convert.calls import argument_node, find, last_with_call, names_in
-from qsgd_hpc.eight_steps.convert.loops import TrainLoop, reaching, sources, train_loops
+from qsgd_hpc.eight_steps.convert.loops import (
+    TrainLoop,
+    last_with_call,
+    reaching,
+    sources,
+    train_loops,
+)
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import WRITTEN, guard_outputs
 from qsgd_hpc.eight_steps.convert.rates import LINEAR, scale
-from qsgd_hpc.eight_steps.reading import Script, dotted
+from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, names_in
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert_tf1"]
@@ -38,7 +43,7 @@ def convert_tf1(plan: Plan) -> None:
         _data(plan, loop)
     point_out_parts(plan, loops)
     for call in optimizers:
-        rate = argument_node(call, "learning_rate", 0)
+        rate = argument(call, "learning_rate", 0)
         if rate is not None:
             scale(plan, rate)
             plan.before(call, *plan.comment(4, LINEAR, call))
@@ -104,7 +109,7 @@ def _open_sessions(plan: Plan) -> bool:
         _monitored(plan, call)
     for call in script.calls:
         if script.called(call).endswith(".StopAtStepHook"):
-            last = argument_node(call, "last_step", 1) or argument_node(call, "num_steps", 0)
+            last = argument(call, "last_step", 1) or argument(call, "num_steps", 0)
             if last is not None:
                 text = "All ranks together take as many batches as one rank did."
                 plan.before(call, *plan.comment(3, text, call))
@@ -118,7 +123,7 @@ def _open_sessions(plan: Plan) -> bool:
 
 def _pin(plan: Plan, call: cst.Call) -> None:
     script = plan.script
-    config = argument_node(call, "config", 2)
+    config = argument(call, "config", 2)
     text = "The ranks of a node each take their own."
     device = "config.gpu_options.visible_device_list = str(hvd.local_rank())"
     if config is None:
@@ -142,7 +147,7 @@ def _pin(plan: Plan, call: cst.Call) -> None:
 def _monitored(plan: Plan, call: cst.Call) -> None:
     script = plan.script
     hook = "hvd.BroadcastGlobalVariablesHook(0)"
-    hooks = argument_node(call, "hooks", 5) if find(call, "hooks") else None
+    hooks = argument(call, "hooks")
     known = sources(script, hooks)[0] if hooks is not None else None
     if hooks is None:
         plan.before(call, *plan.comment(6, ALIKE, call))
@@ -158,7 +163,7 @@ def _monitored(plan: Plan, call: cst.Call) -> None:
     else:
         plan.before(call, *plan.comment(6, ALIKE, call))
         plan.wrap(hooks, f"[{hook}, *", "]")
-    folder = argument_node(call, "checkpoint_dir", 2) if find(call, "checkpoint_dir") else None
+    folder = argument(call, "checkpoint_dir")
     if folder is not None:
         plan.before(call, *plan.comment(7, WRITTEN, call, once=True))
         plan.replace(folder, f"{script.code(folder)} if hvd.rank() == 0 else None")

@@ -9,7 +9,6 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, tf_data
 from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
-from qsgd_hpc.eight_steps.convert.calls import argument_node, inside, name_of_module, position_of
 from qsgd_hpc.eight_steps.convert.downloads import download_once
 from qsgd_hpc.eight_steps.convert.keras_optimizer import is_optimizer, scale_optimizer
 from qsgd_hpc.eight_steps.convert.keras_script import reseed
@@ -67,7 +66,7 @@ def convert_tf2(plan: Plan) -> None:
     download_once(plan, "hvd.barrier()")
     training = reaching(script, [*gradients, *applies, *optimizers])
     guard_outputs(plan, training, opening.import_line(script))
-    more = [] if name_of_module(script, "tensorflow") else ["import tensorflow as tf"]
+    more = [] if script.name_of("tensorflow") else ["import tensorflow as tf"]
     pin = tf_data.pin_lines(script) if not more else PIN
     opening.open_script(plan, "qsgd_hpc.tensorflow", more, pin)
 
@@ -106,8 +105,8 @@ def _steps(plan: Plan, loops: tuple[TrainLoop, ...]) -> Steps:
 def _rate(plan: Plan, call: cst.Call, steps: Steps) -> None:
     """Warm up an optimizer's rate, unless the script changes it."""
     script = plan.script
-    rate = argument_node(call, "learning_rate", 0)
-    tf = name_of_module(script, "tensorflow")
+    rate = argument(call, "learning_rate", 0)
+    tf = script.name_of("tensorflow")
     place, count = steps.at(plan, plan.anchor(call), later=False)
     sets = any(
         isinstance(n, cst.AssignTarget)
@@ -150,7 +149,7 @@ METRICS_TEXT = (
 def _sum_metrics(plan: Plan, loops: Sequence[TrainLoop]) -> None:
     """Sum the state of each loop's metrics over the ranks, after the loop."""
     script = plan.script
-    tf = name_of_module(script, "tensorflow") or "tf"
+    tf = script.name_of("tensorflow") or "tf"
     for loop in loops:
         names = _updated(script, loop)
         kept = [name for name in names if not _is_reset(script, name)]
@@ -174,7 +173,7 @@ def _updated(script: Script, loop: TrainLoop) -> list[str]:
     called = script.definition(loop.step)
     found = []
     for call in script.calls:
-        here = inside(script, call, loop.loop) or (called and inside(script, call, called))
+        here = loop.loop in script.ancestors(call) or (called and called in script.ancestors(call))
         if here and METRIC.match(script.called(call)):
             node = call.func
             if isinstance(node, cst.Attribute) and node.attr.value == "update_state":
@@ -227,7 +226,7 @@ def _broadcast(
             plan.before(outer, *plan.comment(6, NOW, outer), *calls)
             continue
         body = loop.loop.body.body
-        index = position_of(script, loop.step, body)
+        index = script.position(loop.step, body)
         plan.before(outer, "broadcast_done = False")
         plan.after(
             body[index],
@@ -240,10 +239,10 @@ def _broadcast(
 
 def _belongs(script: Script, loop: TrainLoop, call: cst.Call) -> bool:
     """Return whether a call is made in a loop, or in the function that the loop's step calls."""
-    if inside(script, call, loop.loop):
+    if loop.loop in script.ancestors(call):
         return True
     called = script.definition(loop.step)
-    return called is not None and inside(script, call, called)
+    return called is not None and called in script.ancestors(call)
 
 
 def _variables(plan: Plan, loop: TrainLoop, call: cst.Call) -> str | None:

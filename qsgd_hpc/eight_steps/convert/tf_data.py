@@ -7,11 +7,10 @@ import re
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.arrays import slice_of
-from qsgd_hpc.eight_steps.convert.calls import find, name_of_module
 from qsgd_hpc.eight_steps.convert.loops import sources
 from qsgd_hpc.eight_steps.convert.opening import PIN_BY_ENVIRONMENT
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import Script, dotted
+from qsgd_hpc.eight_steps.reading import Script, dotted, find
 
 __all__ = ["is_dataset", "pin_lines", "shard_dataset", "takes"]
 
@@ -236,7 +235,7 @@ def _simple(script: Script, node: cst.BaseExpression) -> str:
 
 def pin_lines(script: Script) -> list[str]:
     """Return the lines that choose a rank's GPU in TensorFlow 2."""
-    tf = name_of_module(script, "tensorflow")
+    tf = script.name_of("tensorflow")
     if tf:
         return [
             f'gpus = {tf}.config.list_physical_devices("GPU")',

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import find, inside, name_of_module, target_of, walk
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, sources
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import Script, dotted
+from qsgd_hpc.eight_steps.reading import Script, dotted, find
 
 __all__ = ["Loaders", "find_loaders", "set_epochs", "shard_loaders"]
 
@@ -30,12 +29,13 @@ class Loaders:
 
     def names(self, script: Script) -> tuple[str, ...]:
         """Return the names of the loaders for training."""
-        return tuple(name for name in (target_of(script, call) for call in self.train) if name)
+        return tuple(name for name in (script.target(call) for call in self.train) if name)
 
     def unsized(self, script: Script) -> frozenset[str]:
         """Return the names of the loaders whose number of batches is unknown."""
-        streams = [c for c in self.all if (kind := _stream_of(script, c)) and not _has_len(kind)]
-        return frozenset(target_of(script, call) for call in streams)
+        made = ((call, _stream_of(script, call)) for call in self.all)
+        streams = [call for call, kind in made if kind and (kind, "__len__") not in script.bindings]
+        return frozenset(script.target(call) for call in streams)
 
 
 def shuffles(call: cst.Call) -> bool:
@@ -109,15 +109,11 @@ def _stream_of(script: Script, call: cst.Call) -> cst.ClassDef | None:
     return None
 
 
-def _has_len(kind: cst.ClassDef) -> bool:
-    return any(isinstance(n, cst.FunctionDef) and n.name.value == "__len__" for n in walk(kind))
-
-
 def _shard(plan: Plan, call: cst.Call) -> None:
     script = plan.script
     given = find(call, "dataset", 0)
     assert given is not None
-    name = target_of(script, call)
+    name = script.target(call)
     stem = re.sub(r"_?(data)?_?(loader|dl|iter)$", "", name) or "train"
     stem = stem if stem not in ("self.", "self") else "self.train"
     stem = _fresh(script, stem)
@@ -186,7 +182,7 @@ def _shard_with_options(
 
 
 def _torch(script: Script) -> str:
-    return name_of_module(script, "torch") or "torch"
+    return script.name_of("torch") or "torch"
 
 
 def set_epochs(plan: Plan, loaders: Loaders) -> None:
@@ -227,7 +223,7 @@ def _epoch(script: Script, loop: TrainLoop) -> str:
         if isinstance(over, cst.Call) and script.called(over).endswith("trange"):
             return outer.target.value
     function = script.function(loop.loop)
-    if function is not None and not (outer and inside(script, loop.loop, outer)):
+    if function is not None and not (outer and outer in script.ancestors(loop.loop)):
         for name in ("epoch", "epoch_index", "ep"):
             if any(b.how == "parameter" for b in script.bindings.get((function, name), ())):
                 return name

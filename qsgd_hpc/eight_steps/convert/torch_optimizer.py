@@ -8,22 +8,18 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.calls import (
-    body_of,
-    find,
-    inside,
-    last_with_call,
-    names_in,
-    position_of,
-    short_name,
-    target_of,
-    walk,
-)  # fmt: skip
-from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, training
-from qsgd_hpc.eight_steps.convert.opening import torch_name, unlike_ranks
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, last_with_call, training
+from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import WIDTH, Plan
 from qsgd_hpc.eight_steps.convert.rates import LINEAR, TORCH_RATES, Steps, scale, torch_rates
-from qsgd_hpc.eight_steps.reading import Script, dotted, is_optimizer_name, is_scheduler
+from qsgd_hpc.eight_steps.reading import (
+    Script,
+    dotted,
+    find,
+    is_optimizer_name,
+    is_scheduler,
+    names_in,
+)
 
 __all__ = ["distribute_optimizers", "optimizers"]
 
@@ -50,7 +46,7 @@ def made(plan: Plan) -> list[Made]:
     script = plan.script
     found: list[Made] = []
     for call in optimizers(script):
-        target = target_of(script, call)
+        target = script.target(call)
         branches = [b.node for b in script.branches(call) if isinstance(b.node, cst.If)]
         for i, other in enumerate(found):
             shared = [b for b in script.branches(other.calls[0]) if b.node in branches]
@@ -70,7 +66,7 @@ def models(script: Script, call: cst.Call) -> tuple[list[str], bool]:
         return [], False
     expression = script.value(given.value)
     names: list[str] = []
-    for node in walk(expression):
+    for node in script.inside(expression):
         func = node.func if isinstance(node, cst.Call) else None
         if isinstance(func, cst.Attribute) and func.attr.value in (
             "parameters",
@@ -114,11 +110,11 @@ def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) 
 
 def _scale(plan: Plan, call: cst.Call) -> None:
     script = plan.script
-    rates = list(torch_rates(call))
+    rates = list(torch_rates(plan.script, call))
     for rate in rates:
         scale(plan, rate)
     if find(call, "lr", 1) is None:
-        default = TORCH_RATES.get(short_name(script, call))
+        default = TORCH_RATES.get(script.called(call).rpartition(".")[2])
         if default is None:
             plan.todo(call, "multiply the learning rate by hvd.size().")
             return
@@ -153,8 +149,8 @@ def _passes(plan: Plan, loops: Sequence[TrainLoop], each: Made) -> str:
             either = any(script.exclusive(c, other) for other in backward)
             if script.called(c).endswith(".backward") and not either:
                 backward.append(c)
-        inner = [c for c in steps if inside(script, c, loop.loop)]
-        outer = [c for c in steps if loop.epochs is not None and inside(script, c, loop.epochs)]
+        inner = [c for c in steps if loop.loop in script.ancestors(c)]
+        outer = [c for c in steps if loop.epochs is not None and loop.epochs in script.ancestors(c)]
         if backward and outer and not inner:  # a loop over parts of a batch
             count = iterable(script, loop.loop)
             if isinstance(count, cst.Call) and script.called(count) == "range":
@@ -165,7 +161,7 @@ def _passes(plan: Plan, loops: Sequence[TrainLoop], each: Made) -> str:
             plan.todo(loop.loop, "several backward() per step: pass backward_passes_per_step=.")
     for call in steps:
         for branch in script.branches(call):
-            for node in walk(branch.test):
+            for node in script.inside(branch.test):
                 if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Modulo):
                     plan.todo(
                         call, "make the batches of an epoch divisible by the passes per step."
@@ -208,15 +204,15 @@ def _broadcast(
     lines.append(f"hvd.broadcast_optimizer_state({each.target}, root_rank=0)")
     plan.after(place, *lines)
     if unlike_ranks(script):
-        torch = torch_name(script) or "torch"
+        torch = script.name_of("torch") or "torch"
         noise = [
             "# From here on each rank draws other random numbers, for dropout and noise.",
             "if hvd.rank() > 0:",
             f"    {torch}.manual_seed({torch}.initial_seed() + hvd.rank())",
         ]
-        body = body_of(script, place)
-        positions = [position_of(script, node, body) for node in trained]
-        later = [each for each in positions if each > position_of(script, place, body)]
+        body = script.block(place)
+        positions = [script.position(node, body) for node in trained]
+        later = [each for each in positions if each > script.position(place, body)]
         if later:  # what all ranks must draw alike, such as a split, may stand between
             plan.before(body[min(later)], *noise)
         else:
@@ -327,7 +323,9 @@ def _is_set(script: Script, node: cst.SimpleString) -> bool:
     for parent in script.ancestors(node):
         if isinstance(parent, cst.AssignTarget | cst.AugAssign):
             target = parent.target
-            return isinstance(target, cst.Subscript) and any(n is node for n in walk(target))
+            return isinstance(target, cst.Subscript) and any(
+                n is node for n in script.inside(target)
+            )
         if isinstance(parent, cst.BaseStatement):
             return False
     return False

@@ -9,16 +9,6 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, torch_data
 from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
-from qsgd_hpc.eight_steps.convert.calls import (
-    argument_node,
-    body_of,
-    find,
-    inside,
-    position_of,
-    short_name,
-    target_of,
-    walk,
-)
 from qsgd_hpc.eight_steps.convert.downloads import download_once, wait_behind
 from qsgd_hpc.eight_steps.convert.loops import (
     TrainLoop,
@@ -38,7 +28,7 @@ from qsgd_hpc.eight_steps.convert.torch_optimizer import (
     models,
     optimizers,
 )
-from qsgd_hpc.eight_steps.reading import Script, dotted, is_optimizer_name
+from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, is_optimizer_name
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert_torch"]
@@ -62,7 +52,7 @@ def convert_torch(plan: Plan) -> None:
             plan.todo(loop.loop, "shard the data: a rank's part of it, of equal size on all ranks.")
     point_out_parts(plan, loops)
     torch_data.set_epochs(plan, loaders)
-    torch = opening.torch_name(script) or "torch"
+    torch = script.name_of("torch") or "torch"
     names = loaders.names(script)
     known = steps_of(
         script, loops, names, torch, bool(loaders.train), unsized=loaders.unsized(script)
@@ -109,7 +99,7 @@ def _open(plan: Plan, torch: str) -> None:
             "# All ranks draw the same numbers, so that they split and shuffle data equally.",
             f"{torch}.manual_seed(hvd.broadcast_object({torch}.initial_seed()))",
         ]
-    more = [] if opening.torch_name(script) else ["import torch"]
+    more = [] if script.name_of("torch") else ["import torch"]
     opening.open_script(plan, "qsgd_hpc.torch", more, pin)
 
 
@@ -185,7 +175,7 @@ def _step_after(script: Script, clip: cst.Call) -> cst.Call | None:
         call
         for call in step_calls(script)
         if script.start(call) > script.start(clip)
-        and (not loops or inside(script, call, loops[0]))
+        and (not loops or loops[0] in script.ancestors(call))
         and script.function(call) is script.function(clip)
     )
     return next(after, None)
@@ -200,8 +190,8 @@ def _beside(
     """
     if not isinstance(step, cst.SimpleStatementLine) or len(step.body) > 1:
         return None
-    body = body_of(script, step)
-    index = position_of(script, clip, body)
+    body = script.block(step)
+    index = script.position(clip, body)
     found = body[index] if index >= 0 else None
     if not isinstance(found, cst.BaseStatement) or found is step:
         return None
@@ -218,7 +208,9 @@ def _share_running_averages(plan: Plan, loops: Sequence[TrainLoop]) -> None:
         return
     names = [name for call in optimizers(script) for name in models(script, call)[0]]
     for loop in loops:
-        used = {dotted(n) for n in walk(loop.loop) if isinstance(n, cst.Name | cst.Attribute)}
+        used = {
+            dotted(n) for n in script.inside(loop.loop) if isinstance(n, cst.Name | cst.Attribute)
+        }
         found = list(dict.fromkeys(name for name in names if name in used))
         if not found:
             plan.todo(loop.loop, "broadcast the buffers of batch normalisation after each epoch.")
@@ -251,11 +243,11 @@ def _count_steps(plan: Plan, loaders: Loaders) -> None:
     script = plan.script
     own = {f"len({name})" for name in (*loaders.names(script), *plan.arrays)}
     for call in script.calls:
-        short = short_name(script, call)
+        short = script.called(call).rpartition(".")[2]
         warms_up = WARMED_UP.match(short)
         name, index = ("num_training_steps", 2) if warms_up else COUNTED.get(short, ("", 0))
-        count = argument_node(call, name, index) if name else None
-        if count is None or not _steps_with_batches(plan, loaders, target_of(script, call)):
+        count = argument(call, name, index) if name else None
+        if count is None or not _steps_with_batches(plan, loaders, script.target(call)):
             continue
         if not any(text in _spelled_out(script, count) for text in own):
             named = f"num_warmup_steps and {name}" if warms_up else name
@@ -267,7 +259,7 @@ def _steps_with_batches(plan: Plan, loaders: Loaders, schedule: str) -> bool:
     script = plan.script
     steps = [c for c in script.calls if script.code(c.func) == f"{schedule}.step" != ".step"]
     return any(
-        inside(script, step, loop.loop)
+        loop.loop in script.ancestors(step)
         for step in steps
         for loop, calls in loaders.fed
         if set(calls) & set(loaders.train) or set(subscripted(script, loop.loop)) & plan.arrays
@@ -276,7 +268,7 @@ def _steps_with_batches(plan: Plan, loaders: Loaders, schedule: str) -> bool:
 
 def _spelled_out(script: Script, node: cst.BaseExpression, depth: int = 4) -> str:
     """Return the text of an expression, and of the values of the names in it."""
-    made = [script.value(n) for n in walk(node) if isinstance(n, cst.Name)]
+    made = [script.value(n) for n in script.inside(node) if isinstance(n, cst.Name)]
     further = [each for each in made if isinstance(each, cst.BaseExpression)] if depth else []
     inner = (_spelled_out(script, e, depth - 1) for e in further if not isinstance(e, cst.Name))
     return " ".join((script.code(node), *inner))
