@@ -144,6 +144,13 @@ class Tree:
         """Return the offset of a line and column in the text."""
         return self.line_starts[place[0] - 1] + place[1]
 
+    def span(self, node: cst.CSTNode) -> tuple[int, int]:
+        """Return the offsets of an expression with the parentheses around it."""
+        start, end = self.offset(self.start(node)), self.offset(self.end(node))
+        start -= sum(len(self.code(each)) for each in getattr(node, "lpar", ()))
+        end += sum(len(self.code(each)) for each in getattr(node, "rpar", ()))
+        return start, end
+
     def indentation(self, statement: cst.CSTNode) -> str:
         """Return the text before a statement on its line, normally white space."""
         line, column = self.start(statement)

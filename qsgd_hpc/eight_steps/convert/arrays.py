@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import libcst as cst
 
+from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, extent, subscripted, training
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted, names_in
 
-__all__ = ["SHARD", "point_out_parts", "shard_arrays", "slice_of"]
+__all__ = ["point_out_parts", "shard_arrays", "slice_of"]
 
-SHARD = "Rank r trains on samples r, r + size, r + 2 size, ...; all ranks have the same number."
 SIZE = re.compile(r"(^|\.)(len|int|max|min|round|ceil|floor|size|randperm|permutation|arange)$")
 
 
@@ -30,7 +30,7 @@ def shard_arrays(plan: Plan, loop: TrainLoop) -> bool:
     if not names or end is None:
         return False
     if not any(name in names_in(end) for name in names):
-        plan.todo(loop.loop, "shard the data: a rank's part of it, of equal size on all ranks.")
+        plan.todo(loop.loop, words.SHARD_IT)
         return True
     if set(names) <= plan.arrays:
         return True
@@ -41,7 +41,7 @@ def shard_arrays(plan: Plan, loop: TrainLoop) -> bool:
         )
         return True
     lines = [
-        *plan.comment(3, SHARD, place),
+        *plan.comment(3, words.SHARD, place),
         f"shard = {slice_of(names[0])}",
         f"{', '.join(names)} = {', '.join(f'{name}[shard]' for name in names)}",
         *_sizes(plan, loop, names, place),

@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert import opening
+from qsgd_hpc.eight_steps.convert import opening, words
 from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.loops import reaching, train_loops
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
-from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.convert.plan import (
+    Plan,
+)
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
-from qsgd_hpc.eight_steps.convert.rates import LINEAR, SCHEDULE, Steps, is_number, scaled, steps_of
+from qsgd_hpc.eight_steps.convert.rates import Steps, is_number, scaled, steps_of
 from qsgd_hpc.eight_steps.reading import Script, argument, dotted
 from qsgd_hpc.errors import UsageError
 
@@ -23,8 +25,6 @@ OPTIMIZERS = re.compile(
     r"^optax\.(adabelief|adadelta|adafactor|adagrad|adam|adamax|adamaxw|adamw|adan|amsgrad|fromage"
     r"|lamb|lars|lion|nadam|nadamw|noisy_sgd|novograd|radam|rmsprop|rprop|sgd|sm3|yogi)$"
 )
-MEAN = "Each step uses the mean of all ranks' gradients."
-RISE = "The rate rises from one rank's to that of all ranks over the first epoch."
 
 
 def convert_jax(plan: Plan) -> None:
@@ -40,17 +40,17 @@ def convert_jax(plan: Plan) -> None:
         )
     for loop in loops:
         if not shard_arrays(plan, loop):
-            plan.todo(loop.loop, "shard the data: a rank's part of it, of equal size on all ranks.")
+            plan.todo(loop.loop, words.SHARD_IT)
     point_out_parts(plan, loops)
     made = _optimizers(script)
     steps = steps_of(script, loops, ())
     for call in made:
-        plan.before(call, *plan.comment(5, MEAN, call))
+        plan.step(5, words.MEAN, call)
         plan.wrap(call, "hvd.DistributedOptimizer(", ")")
         _rates(plan, call, steps)
     if not made:
         _without_optax(plan, gradients)
-        plan.todo(loops[0].loop, "multiply the learning rate by hvd.size(), after a warm-up.")
+        plan.todo(loops[0].loop, words.SCALE_IT)
     _broadcast(plan, made, loops[0].epochs or loops[0].loop)
     for loop in loops:
         average_metrics(plan, loop)
@@ -106,34 +106,30 @@ def _rates(plan: Plan, call: cst.Call, steps: Steps) -> None:
     rates = [(n, argument(n, "learning_rate", 0)) for n in inner]
     for _, rate in rates:
         if rate is None or not is_number(script, rate):
-            plan.todo(call, SCHEDULE)
+            plan.todo(call, words.SCHEDULE)
         elif place is None or not optax:
-            plan.before(call, *plan.comment(4, LINEAR, call))
+            plan.step(4, words.LINEAR, call)
             plan.replace(rate, scaled(script, rate))
-            plan.todo(call, "raise the learning rate to this value over a warm-up.")
+            plan.todo(call, words.RAISE_IT)
         else:
-            plan.before(call, *plan.comment(4, f"{LINEAR} {RISE}", call))
+            plan.step(4, f"{words.LINEAR} {words.RISE}", call)
             text = f"{script.code(rate)}, {scaled(script, rate)}, {count}"
             plan.replace(rate, f"{optax}.linear_schedule({text})")
     if not rates:
-        plan.todo(call, "multiply the learning rate by hvd.size(), after a warm-up.")
+        plan.todo(call, words.SCALE_IT)
 
 
 def _without_optax(plan: Plan, gradients: Sequence[cst.Call]) -> None:
     """Average the gradients immediately after they are computed."""
-    script = plan.script
     for call in gradients:
-        parent = script.parents.get(call)
-        if not isinstance(parent, cst.Assign) or len(parent.targets) != 1:
-            plan.todo(call, "average these gradients: hvd.allreduce_gradients(gradients).")
-            continue
-        target = parent.targets[0].target
-        last = target.elements[-1].value if isinstance(target, cst.Tuple) else target
-        name = dotted(last)
+        parent = plan.script.parents.get(call)
+        name = ""
+        if isinstance(parent, cst.Assign) and len(parent.targets) == 1:
+            target = parent.targets[0].target
+            name = dotted(target.elements[-1].value if isinstance(target, cst.Tuple) else target)
         if name:
-            plan.after(
-                call, *plan.comment(5, MEAN, call), f"{name} = hvd.allreduce_gradients({name})"
-            )
+            lines = plan.comment(5, words.MEAN, call)
+            plan.after(call, *lines, f"{name} = hvd.allreduce_gradients({name})")
         else:
             plan.todo(call, "average these gradients: hvd.allreduce_gradients(gradients).")
 
@@ -147,20 +143,18 @@ def _states(script: Script) -> Iterator[tuple[cst.Call, str]]:
 def _broadcast(plan: Plan, made: Sequence[cst.Call], outer: cst.CSTNode) -> None:
     """Broadcast rank 0's parameters before they are passed to the optimizer."""
     script = plan.script
-    text = "Every rank starts with rank 0's values."
+    broadcast = "{0} = hvd.broadcast_parameters({0}, root_rank=0)"
     done = False
     for call, name in _states(script):
         if name:
-            lines = plan.comment(6, text, call)
-            plan.after(call, *lines, f"{name} = hvd.broadcast_parameters({name}, root_rank=0)")
+            plan.after(call, *plan.comment(6, words.ALIKE, call), broadcast.format(name))
             done = True
+    begun = {f"{script.called(call)}().init" for call in made}
     for call in script.calls:
-        if script.called(call) in {f"{script.called(c)}().init" for c in made} and call.args:
-            name = dotted(call.args[0].value)
-            if name:
-                lines = plan.comment(6, text, call)
-                plan.before(call, *lines, f"{name} = hvd.broadcast_parameters({name}, root_rank=0)")
-                done = True
+        name = dotted(call.args[0].value) if call.args else ""
+        if name and script.called(call) in begun:
+            plan.step(6, words.ALIKE, call, broadcast.format(name))
+            done = True
     if not done:
         plan.todo(outer, "params = hvd.broadcast_parameters(params) before the first step.")
 

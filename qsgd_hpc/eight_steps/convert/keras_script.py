@@ -7,22 +7,23 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert import opening, tf_data
-from qsgd_hpc.eight_steps.convert.arrays import SHARD, slice_of
+from qsgd_hpc.eight_steps.convert import opening, tf_data, words
+from qsgd_hpc.eight_steps.convert.arrays import slice_of
 from qsgd_hpc.eight_steps.convert.downloads import download_once, wait_behind
-from qsgd_hpc.eight_steps.convert.keras_optimizer import distribute
 from qsgd_hpc.eight_steps.convert.loops import callers, reaching, sources
-from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.convert.rank0 import WRITTEN, guard_outputs
+from qsgd_hpc.eight_steps.convert.plan import ARGUMENT, Plan
+from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
+from qsgd_hpc.eight_steps.convert.rates import KERAS_RATES, is_number, scale, scaled
 from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, is_literal
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["convert_keras", "reseed"]
+__all__ = ["convert_keras", "is_optimizer", "reseed", "scale_optimizer"]
 
 OWN_FIT = re.compile(r"^sklearn\.|Scaler\(\)\.fit$|Encoder\(\)\.fit$|PCA\(\)\.fit$")
 SEED = re.compile(
     r"^(keras\.utils|tensorflow\.keras\.utils)\.set_random_seed$|^tensorflow\.random\.set_seed$"
 )
+OPTIMIZER = re.compile(r"^(keras|tensorflow\.keras)\.optimizers\.(legacy\.)?[A-Z]\w*$")
 LOADS = re.compile(r"(^|\.)(load_model|load_weights)$")
 
 
@@ -44,7 +45,7 @@ def convert_keras(plan: Plan) -> None:
         raise UsageError(
             f"{script.path}: Keras, but no model.compile(optimizer=...) with a model.fit(x, ...)"
         )
-    warm_ups = [distribute(plan, call) for call in compiles]
+    warm_ups = [_distribute(plan, call) for call in compiles]
     for call in calls:
         if _may_be_model(script, call):
             plan.todo(call, "pass a hvd.DistributedOptimizer for each optimizer of this model.")
@@ -131,13 +132,13 @@ def _data(plan: Plan, fit: cst.Call) -> None:
     if steps is not None:
         plan.replace(steps, f"{_atom(script, steps)} // hvd.size()")
     if x is None:
-        plan.todo(fit, "shard the data: a rank's part of it, of equal size on all ranks.")
+        plan.todo(fit, words.SHARD_IT)
     elif y is None or tf_data.is_dataset(script, x):
         tf_data.shard_dataset(plan, x, fit)
     elif not dotted(x) or _several(script, x):
-        plan.todo(fit, "shard the data: a rank's part of it, of equal size on all ranks.")
+        plan.todo(fit, words.SHARD_IT)
     else:
-        plan.before(fit, *plan.comment(3, SHARD, fit), f"shard = {slice_of(dotted(x))}")
+        plan.step(3, words.SHARD, fit, f"shard = {slice_of(dotted(x))}")
         for part in (x, y, argument(fit, "sample_weight")):
             if part is not None:
                 text = script.code(part)
@@ -169,8 +170,7 @@ def _quiet(plan: Plan, call: cst.Call) -> None:
     given = argument(call, "verbose")
     if given is not None and script.code(given) == "0":
         return
-    text = "One progress bar is enough."
-    plan.before(call, *plan.comment(7, text, call, once=True))
+    plan.step(7, words.PROGRESS, call, once=True)
     if given is None:
         plan.add_argument(call, 'verbose="auto" if hvd.rank() == 0 else 0')
     else:
@@ -255,20 +255,20 @@ def _back_up_each(plan: Plan, call: cst.Call) -> None:
     if folder is None or "hvd.rank()" in plan.script.code(folder):
         return
     text = "Every rank restores its weights and its epoch from a folder of its own."
-    plan.before(call, *plan.comment(7, text, call, once=True))
+    plan.step(7, text, call, once=True)
     plan.replace(folder, f'{_atom(plan.script, folder)} + f"/rank{{hvd.rank()}}"')
 
 
 def _explain(plan: Plan, at: cst.CSTNode, texts: Sequence[tuple[int, str]]) -> None:
     for number, text in texts:
-        plan.before(at, *plan.comment(number, text, at))
+        plan.step(number, text, at)
 
 
 def _extend(plan: Plan, known: cst.List, ours: list[str], texts: Sequence[tuple[int, str]]) -> None:
     script = plan.script
     _explain(plan, known, texts)
-    after_bracket = plan.offset(script.start(known)) + 1
-    before_bracket = plan.offset(script.end(known)) - 1
+    after_bracket = script.offset(script.start(known)) + 1
+    before_bracket = script.offset(script.end(known)) - 1
     first, last = script.line(known), script.end(known)[0]
     indent = plan.line_indentation(first)
     if not known.elements:
@@ -276,18 +276,17 @@ def _extend(plan: Plan, known: cst.List, ours: list[str], texts: Sequence[tuple[
     elif script.line(known.elements[0].value) > first:  # each on a separate line
         line = script.line(known.elements[0].value)
         inner = plan.line_indentation(line)
-        plan.insert(plan.offset((line, 0)), "".join(f"{inner}{x},{plan.newline}" for x in ours))
+        plan.insert(script.offset((line, 0)), "".join(f"{inner}{x},{plan.newline}" for x in ours))
     elif first == last:
         inner = indent + script.module.default_indent
         plan.insert(after_bracket, _lines(plan, ours, indent).rstrip() + plan.newline + inner)
         comma = "" if isinstance(known.elements[-1].comma, cst.Comma) else ","
-        plan.insert(before_bracket, f"{comma}{plan.newline}{indent}", last=True)
+        plan.insert(before_bracket, f"{comma}{plan.newline}{indent}", ARGUMENT)
     else:
         plan.insert(after_bracket, f"{', '.join(ours)}, ")
     for element in known.elements:
         if writes(script, element.value):
-            text = WRITTEN
-            plan.before(known, *plan.comment(7, text, known, once=True))
+            plan.step(7, words.WRITTEN, known, once=True)
             plan.wrap(element.value, "*([", "] if hvd.rank() == 0 else [])")
 
 
@@ -308,6 +307,72 @@ def _appended(plan: Plan, given: cst.BaseExpression) -> None:
             and len(call.args) == 1
             and writes(script, call.args[0].value)
         ):
-            text = WRITTEN
-            header = "if hvd.rank() == 0:"
-            plan.under([plan.anchor(call)], header, *plan.comment(7, text, call, once=True))
+            lines = plan.comment(7, words.WRITTEN, call, once=True)
+            plan.under([plan.anchor(call)], "if hvd.rank() == 0:", *lines)
+
+
+def is_optimizer(script: Script, node: cst.CSTNode) -> bool:
+    """Return whether an expression makes an optimizer of Keras."""
+    return isinstance(node, cst.Call) and bool(OPTIMIZER.match(script.called(node)))
+
+
+def scale_optimizer(plan: Plan, call: cst.Call) -> str:
+    """Multiply the rate of an optimizer by the number of ranks.
+
+    Returns:
+        The new rate as Python code; "?" if it contains names, "" if it is no number.
+    """
+    script = plan.script
+    rate = argument(call, "learning_rate", 0)
+    if rate is None:
+        default = KERAS_RATES.get(script.called(call).rpartition(".")[2])
+        if default is None:
+            plan.todo(call, "multiply the learning rate by hvd.size().")
+            return ""
+        plan.add_argument(call, f"learning_rate={default} * hvd.size()")
+        plan.step(4, words.LINEAR, call)
+        return f"{default} * hvd.size()"
+    if not is_number(script, rate):
+        plan.todo(call, words.SCHEDULE)
+        return ""
+    scale(plan, rate)
+    plan.step(4, words.LINEAR, call)
+    return scaled(script, rate) if is_literal(rate) else "?"
+
+
+def _distribute(plan: Plan, compile_: cst.Call) -> str:
+    """Scale and wrap the optimizer of a call of compile; returns as `scale_optimizer` does."""
+    script = plan.script
+    given = argument(compile_, "optimizer", 0)
+    if given is None:
+        return _named(plan, compile_, None, "RMSprop")
+    if isinstance(given, cst.SimpleString):
+        names = {name.lower(): name for name in KERAS_RATES}
+        return _named(plan, compile_, given, names.get(str(given.raw_value).lower(), ""))
+    made = script.value(given)
+    plan.step(5, words.MEAN, compile_)
+    plan.wrap(given, "hvd.DistributedOptimizer(", ")")
+    if isinstance(made, cst.SimpleString):
+        plan.todo(compile_, "give the optimizer a learning rate times hvd.size().")
+        return ""
+    if isinstance(made, cst.Call) and is_optimizer(script, made):
+        return scale_optimizer(plan, made)
+    plan.todo(compile_, "multiply the learning rate by hvd.size() where the optimizer is made.")
+    return "?"
+
+
+def _named(plan: Plan, compile_: cst.Call, given: cst.SimpleString | None, name: str) -> str:
+    """Replace an optimizer's name by a wrapped optimizer of that name."""
+    rate = KERAS_RATES.get(name)
+    if rate is None:
+        plan.todo(compile_, "give compile a hvd.DistributedOptimizer.")
+        return ""
+    rate = f"{rate} * hvd.size()"
+    made = f"hvd.DistributedOptimizer(keras.optimizers.{name}({rate}))"
+    plan.step(4, words.LINEAR, compile_)
+    plan.step(5, words.MEAN, compile_)
+    if given is not None:
+        plan.replace(given, made)
+    elif find(compile_, "optimizer") is None:
+        plan.add_argument(compile_, f"optimizer={made}")
+    return rate

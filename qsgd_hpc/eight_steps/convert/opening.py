@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.plan import Edit, Plan
+from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted, find
 
 __all__ = ["PIN_BY_ENVIRONMENT", "import_line", "numpy_seeds", "open_script", "unlike_ranks"]
@@ -113,9 +113,8 @@ def _insert_imports(plan: Plan, lines: Sequence[str]) -> None:
     if docstring:
         plan.after(body[0], "", *lines)
     else:
-        plan.edits.append(
-            Edit(0, 0, "".join(f"{line}{plan.newline}" for line in (*lines, "")), -(10**10))
-        )
+        text = "".join(f"{line}{plan.newline}" for line in (*lines, ""))
+        plan.insert(0, text, -(10**10))
 
 
 def unlike_ranks(script: Script) -> bool:

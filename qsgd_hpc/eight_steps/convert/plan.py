@@ -12,7 +12,7 @@ from qsgd_hpc.eight_steps.lines import margin
 from qsgd_hpc.eight_steps.reading import Script
 from qsgd_hpc.eight_steps.steps import step
 
-__all__ = ["HEADER", "TODO", "WIDTH", "Edit", "Note", "Plan", "apply"]
+__all__ = ["ARGUMENT", "HEADER", "TODO", "WIDTH", "Edit", "Note", "Plan", "apply"]
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,9 @@ class Plan:
         self.opening: list[str] = []
         """Further lines right after the initialisation."""
         self._commented: set[str] = set()
-        self._newline = script.module.default_newline
+        self.newline = script.module.default_newline
 
     # ---- places
-
-    def offset(self, place: tuple[int, int]) -> int:
-        """Return the offset of a line and column in the text."""
-        return self.script.offset(place)
 
     def anchor(self, node: cst.CSTNode) -> cst.BaseStatement:
         """Return the statement before or after which lines for a node can be inserted."""
@@ -103,19 +99,10 @@ class Plan:
             found, parent = parent, self.script.parents.get(parent)
         return found
 
-    def indentation(self, statement: cst.BaseStatement) -> str:
-        """Return the white space before a statement."""
-        return self.script.indentation(statement)
-
     def line_indentation(self, line: int) -> str:
         """Return the white space at the beginning of a line."""
         text = self.script.lines[line - 1]
         return text[margin(text) : len(text) - len(text.lstrip())]
-
-    @property
-    def newline(self) -> str:
-        """Return the line end of the script."""
-        return self._newline
 
     def touch(self, node: cst.CSTNode) -> None:
         """Ensure that init() has been called where a node runs."""
@@ -134,75 +121,61 @@ class Plan:
         first: cst.CSTNode = statement
         if isinstance(statement, cst.FunctionDef | cst.ClassDef) and statement.decorators:
             first = statement.decorators[0]
-        start = self.offset((self.script.line(first), 0))
-        indent = self.indentation(statement)
-        text = "".join(
-            f"{indent}{line}{self._newline}" if line else self._newline for line in lines
-        )
-        self.edits.append(Edit(start, start, text, BEFORE))
+        start = self.script.offset((self.script.line(first), 0))
+        indent = self.script.indentation(statement)
+        text = "".join(f"{indent}{line}{self.newline}" if line else self.newline for line in lines)
+        self.insert(start, text)
 
     def after(self, node: cst.CSTNode, *lines: str) -> None:
         """Insert lines after the statement of a node, indented like it."""
         self.touch(node)
         statement = self.anchor(node)
-        indent = self.indentation(statement)
+        indent = self.script.indentation(statement)
         last, _ = self.script.end(statement)
-        place = self.offset((last, len(self.script.lines[last - 1])))
-        text = "".join(
-            f"{self._newline}{indent}{line}" if line else self._newline for line in lines
-        )
+        place = self.script.offset((last, len(self.script.lines[last - 1])))
+        text = "".join(f"{self.newline}{indent}{line}" if line else self.newline for line in lines)
         # Lines after an inner loop precede lines after an outer loop that ends with it.
-        self.edits.append(Edit(place, place, text, AFTER - len(indent)))
-
-    def span(self, node: cst.CSTNode) -> tuple[int, int]:
-        """Return the offsets of an expression with the parentheses around it."""
-        start, end = self.offset(self.script.start(node)), self.offset(self.script.end(node))
-        start -= sum(len(self.script.code(each)) for each in getattr(node, "lpar", ()))
-        end += sum(len(self.script.code(each)) for each in getattr(node, "rpar", ()))
-        return start, end
+        self.insert(place, text, AFTER - len(indent))
 
     def wrap(self, node: cst.CSTNode, prefix: str, suffix: str) -> None:
         """Insert text immediately before and after an expression."""
         self.touch(node)
-        start, end = self.span(node)
+        start, end = self.script.span(node)
         # Outer expressions enclose the text around inner ones: prefix first, suffix last.
         self.edits += [Edit(start, start, prefix, start - end), Edit(end, end, suffix, end - start)]
 
     def replace(self, node: cst.CSTNode, text: str) -> None:
         """Replace an expression."""
         self.touch(node)
-        start, end = self.span(node)
-        self.edits.append(Edit(start, end, text))
+        self.edits.append(Edit(*self.script.span(node), text))
 
-    def insert(self, place: int, text: str, *, last: bool = False) -> None:
-        """Insert text at an offset, before or after the other insertions there."""
-        self.edits.append(Edit(place, place, text, ARGUMENT if last else BEFORE))
+    def insert(self, place: int, text: str, order: int = BEFORE) -> None:
+        """Insert text at an offset, before the other insertions there unless `order` is larger."""
+        self.edits.append(Edit(place, place, text, order))
 
     def add_argument(self, call: cst.Call, text: str) -> None:
         """Add a last argument to a call."""
         self.touch(call)
-        if not call.args:
-            end = self.offset(self.script.end(call)) - 1
-            self.edits.append(Edit(end, end, text))
-            return
-        _, end = self.span(call.args[-1].value)
-        self.edits.append(Edit(end, end, f", {text}", ARGUMENT))
+        if call.args:
+            self.insert(self.script.span(call.args[-1].value)[1], f", {text}", ARGUMENT)
+        else:
+            self.insert(self.script.offset(self.script.end(call)) - 1, text, 0)
 
     def under(self, statements: Sequence[cst.BaseStatement], header: str, *lines: str) -> None:
         """Put neighbouring statements under a header, with lines before it."""
         first, last = statements[0], statements[-1]
         self.touch(first)
-        indent = self.indentation(first)
+        indent = self.script.indentation(first)
         top, bottom = self.script.line(first), self.script.end(last)[0]
-        texts = [f"{indent}{line}{self._newline}" for line in (*lines, header)]
-        start = self.offset((top, 0))
-        self.edits.append(Edit(start, start, "".join(texts), HEADER))
+        texts = [f"{indent}{line}{self.newline}" for line in (*lines, header)]
+        start = self.script.offset((top, 0))
+        self.insert(start, "".join(texts), HEADER)
         kept = self._inside_strings()
         for line in range(top, bottom + 1):
             text = self.script.lines[line - 1]
-            start = self.offset((line, margin(text)))
+            start = self.script.offset((line, margin(text)))
             if line not in kept and text.strip():
-                self.edits.append(Edit(start, start, self.script.module.default_indent, INDENT))
+                self.insert(start, self.script.module.default_indent, INDENT)
 
     def _inside_strings(self) -> set[int]:
         """Return the lines that begin inside of a string."""
@@ -222,6 +195,12 @@ class Plan:
         self._commented.add(text)
         return self._wrapped(f"# Step {number}: {step(number).name}. {text}", at)
 
+    def step(
+        self, number: int, text: str, at: cst.CSTNode, *lines: str, once: bool = False
+    ) -> None:
+        """Insert the comment of a step, and lines, before the statement of a node."""
+        self.before(at, *self.comment(number, text, at, once=once), *lines)
+
     def todo(self, at: cst.CSTNode, text: str) -> None:
         """Leave a decision to the author: a comment before the statement, and a note."""
         note = Note(self.script.line(at), 0, text)
@@ -231,5 +210,5 @@ class Plan:
 
     def _wrapped(self, comment: str, at: cst.CSTNode) -> list[str]:
         """Return a comment in lines that fit the width at its indentation."""
-        width = WIDTH - len(self.indentation(self.anchor(at)))
+        width = WIDTH - len(self.script.indentation(self.anchor(at)))
         return textwrap.wrap(comment, max(width, 40), subsequent_indent="# ")

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
+from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.plan import HEADER, Edit, Plan
 from qsgd_hpc.eight_steps.convert.records import RUNS, looks, muted, nowhere, opens, record_once
 from qsgd_hpc.eight_steps.reading import Script, dotted, find, names_in
 
-__all__ = ["PRINTED", "WRITTEN", "guard_outputs", "is_progress_bar"]
+__all__ = ["guard_outputs", "is_progress_bar"]
 
-PRINTED = "Otherwise every line would appear once per rank."
-WRITTEN = "All ranks have the same state, so one copy is enough."
 PRINTS = re.compile(
     r"^(print|tensorflow\.print|pprint\.pprint|sys\.std(out|err)\.(write|flush)"
     r"|tqdm(\.\w+)*\.write|logging\.(getLogger\(\)\.)?(debug|info|warning|error|critical|log))$"
@@ -176,15 +175,15 @@ def _split(plan: Plan, line: cst.SimpleStatementLine, training: frozenset[cst.Fu
     if any(any(own_work(plan, call, training)) for call in calls):
         plan.todo(line, "every rank must do the work in this, but only rank 0 write or print.")
         return
-    start = plan.newline + plan.indentation(line)
+    start = plan.newline + script.indentation(line)
     guard = f"{start}if hvd.rank() == 0:{start}{script.module.default_indent}"
-    text = PRINTED if all(is_print(script, call) for call in calls) else WRITTEN
-    plan.before(line, *plan.comment(7, text, line, once=True))
+    text = words.PRINTED if all(is_print(script, call) for call in calls) else words.WRITTEN
+    plan.step(7, text, line, once=True)
     if found[0] is not None:
-        place = plan.offset(script.start(line.body[0]))
-        plan.edits.append(Edit(place, place, guard.removeprefix(start), HEADER))
+        place = script.offset(script.start(line.body[0]))
+        plan.insert(place, guard.removeprefix(start), HEADER)
     for before, after, call in zip(line.body, line.body[1:], found[1:], strict=False):
-        begin, end = plan.offset(script.end(before)), plan.offset(script.start(after))
+        begin, end = script.offset(script.end(before)), script.offset(script.start(after))
         plan.edits.append(Edit(begin, end, guard if call is not None else start))
 
 
@@ -237,7 +236,7 @@ def _guard(
             _hoist(plan, call)
     saves = [c for c in calls if not is_print(script, c)]
     opens = any(isinstance(statement, cst.With) for statement in group)
-    text = WRITTEN if saves or opens else PRINTED
+    text = words.WRITTEN if saves or opens else words.PRINTED
     plan.under(group, "if hvd.rank() == 0:", *plan.comment(7, text, group[0], once=True))
 
 
@@ -247,8 +246,8 @@ def _hoist(plan: Plan, call: cst.Call) -> None:
     values = ", ".join(("*" if a.star else "") + plan.script.code(a.value) for a in given)
     plan.before(call, "# Every rank takes part in computing what rank 0 prints.")
     plan.before(call, f"printed = ({values}{',' * (len(given) == 1)})")
-    start = plan.span(given[0].value)[0] - bool(given[0].star)
-    end = plan.span(given[-1].value)[1]
+    start = plan.script.span(given[0].value)[0] - bool(given[0].star)
+    end = plan.script.span(given[-1].value)[1]
     plan.edits.append(Edit(start, end, "*printed"))
 
 
@@ -256,8 +255,7 @@ def _bars(plan: Plan) -> None:
     script = plan.script
     for call in script.calls:
         if is_progress_bar(script, call) and find(call, "disable") is None:
-            text = "One progress bar is enough."
-            plan.before(call, *plan.comment(7, text, call, once=True))
+            plan.step(7, words.PROGRESS, call, once=True)
             plan.add_argument(call, "disable=hvd.rank() != 0")
     for node in script.nodes:
         if isinstance(node, cst.Lambda) and any(

@@ -23,11 +23,6 @@ __all__ = [
     "torch_rates",
 ]
 
-LINEAR = "A batch hvd.size() times larger needs steps hvd.size() times larger."
-SCHEDULE = (
-    "multiply the learning rates of this schedule by hvd.size(), and divide its number of steps by "
-    "hvd.size(), unless it is computed from the length of a rank's part of the data."
-)
 
 # Default rates of the optimizers.
 TORCH_RATES: Mapping[str, str] = {

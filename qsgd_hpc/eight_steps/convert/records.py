@@ -91,7 +91,7 @@ def record_once(plan: Plan) -> None:
         if name == "comet_ml.start" and find(call, "experiment_config") is None:
             comet = script.code(call.func).rpartition(".")[0] or "comet_ml"
             config = f"{comet}.ExperimentConfig(disabled=hvd.rank() != 0)"
-            plan.before(call, *plan.comment(7, ONCE, call, once=True))
+            plan.step(7, ONCE, call, once=True)
             plan.add_argument(call, f"experiment_config={config}")
         if opens(script, call) and not isinstance(script.parents.get(call), cst.WithItem):
             nowhere(plan, call)
@@ -132,7 +132,7 @@ def _choose(plan: Plan, call: cst.Call, choice: Choice) -> None:
         return
     if "rank()" in (plan.script.code(given.value) if given is not None else ""):
         return
-    plan.before(call, *plan.comment(7, ONCE, call, once=True))
+    plan.step(7, ONCE, call, once=True)
     _need(plan, choice.theirs)
     if given is None:
         text = f"{choice.ours} if hvd.rank() == 0 else {choice.theirs}"

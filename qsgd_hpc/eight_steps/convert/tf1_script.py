@@ -6,7 +6,7 @@ import re
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert import opening
+from qsgd_hpc.eight_steps.convert import opening, words
 from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.loops import (
     TrainLoop,
@@ -17,15 +17,14 @@ from qsgd_hpc.eight_steps.convert.loops import (
 )
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.convert.rank0 import WRITTEN, guard_outputs
-from qsgd_hpc.eight_steps.convert.rates import LINEAR, scale
+from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
+from qsgd_hpc.eight_steps.convert.rates import scale
 from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, names_in
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert_tf1"]
 
 OPTIMIZER = re.compile(r"^tensorflow\.(compat\.v1\.)?train\.\w*Optimizer$")
-MEAN = "Each step uses the mean of all ranks' gradients."
 
 
 def convert_tf1(plan: Plan) -> None:
@@ -46,11 +45,11 @@ def convert_tf1(plan: Plan) -> None:
         rate = argument(call, "learning_rate", 0)
         if rate is not None:
             scale(plan, rate)
-            plan.before(call, *plan.comment(4, LINEAR, call))
-            plan.todo(call, "raise the learning rate to this value over a warm-up.")
+            plan.step(4, words.LINEAR, call)
+            plan.todo(call, words.RAISE_IT)
         else:
-            plan.todo(call, "multiply the learning rate by hvd.size(), after a warm-up.")
-        plan.before(call, *plan.comment(5, MEAN, call))
+            plan.todo(call, words.SCALE_IT)
+        plan.step(5, words.MEAN, call)
         plan.wrap(call, "hvd.DistributedOptimizer(", ")")
     pinned = _open_sessions(plan)
     for loop in loops:
@@ -95,7 +94,6 @@ MONITORED = re.compile(r"^tensorflow\.(compat\.v1\.)?train\.MonitoredTrainingSes
 RANK_0 = re.compile(
     r"\.train\.(LoggingTensorHook|CheckpointSaverHook|SummarySaverHook|StepCounterHook)$"
 )
-ALIKE = "Every rank starts with rank 0's values."
 
 
 def _open_sessions(plan: Plan) -> bool:
@@ -111,8 +109,7 @@ def _open_sessions(plan: Plan) -> bool:
         if script.called(call).endswith(".StopAtStepHook"):
             last = argument(call, "last_step", 1) or argument(call, "num_steps", 0)
             if last is not None:
-                text = "All ranks together take as many batches as one rank did."
-                plan.before(call, *plan.comment(3, text, call))
+                plan.step(3, words.FEWER, call)
                 code = script.code(last)
                 simple = isinstance(last, cst.Name | cst.Attribute | cst.Integer)
                 plan.replace(last, f"{code if simple else f'({code})'} // hvd.size()")
@@ -131,7 +128,7 @@ def _pin(plan: Plan, call: cst.Call) -> None:
             script.code(call.func).rpartition(".train.")[0]
             or script.code(call.func).rpartition(".")[0]
         )
-        plan.before(call, *plan.comment(2, text, call))
+        plan.step(2, text, call)
         plan.before(call, f"config = {prefix}.ConfigProto()", device)
         plan.add_argument(call, "config=config")
         return
@@ -150,22 +147,22 @@ def _monitored(plan: Plan, call: cst.Call) -> None:
     hooks = argument(call, "hooks")
     known = sources(script, hooks)[0] if hooks is not None else None
     if hooks is None:
-        plan.before(call, *plan.comment(6, ALIKE, call))
+        plan.step(6, words.ALIKE, call)
         plan.add_argument(call, f"hooks=[{hook}]")
     elif isinstance(known, cst.List):
-        plan.before(known, *plan.comment(6, ALIKE, known))
-        plan.insert(plan.offset(script.start(known)) + 1, f"{hook}, " if known.elements else hook)
+        plan.step(6, words.ALIKE, known)
+        plan.insert(script.offset(script.start(known)) + 1, f"{hook}, " if known.elements else hook)
         for element in known.elements:
             made = script.value(element.value)
             if isinstance(made, cst.Call) and RANK_0.search(script.called(made)):
-                plan.before(known, *plan.comment(7, WRITTEN, known, once=True))
+                plan.step(7, words.WRITTEN, known, once=True)
                 plan.wrap(element.value, "*([", "] if hvd.rank() == 0 else [])")
     else:
-        plan.before(call, *plan.comment(6, ALIKE, call))
+        plan.step(6, words.ALIKE, call)
         plan.wrap(hooks, f"[{hook}, *", "]")
     folder = argument(call, "checkpoint_dir")
     if folder is not None:
-        plan.before(call, *plan.comment(7, WRITTEN, call, once=True))
+        plan.step(7, words.WRITTEN, call, once=True)
         plan.replace(folder, f"{script.code(folder)} if hvd.rank() == 0 else None")
 
 
@@ -185,7 +182,7 @@ def _initialised(plan: Plan) -> None:
         statement = last_with_call(script, plan.anchor(call), "Saver().restore", training)
         session = script.code(made_by)
         line = f"{session}.run(hvd.broadcast_global_variables(0))"
-        plan.after(statement, *plan.comment(6, ALIKE, statement), line)
+        plan.after(statement, *plan.comment(6, words.ALIKE, statement), line)
         found = True
     if not found:
         opened = next(c for c in script.calls if SESSION.match(script.called(c)))

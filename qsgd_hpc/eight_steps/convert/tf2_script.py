@@ -7,23 +7,23 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert import opening, tf_data
+from qsgd_hpc.eight_steps.convert import opening, tf_data, words
 from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.downloads import download_once
-from qsgd_hpc.eight_steps.convert.keras_optimizer import is_optimizer, scale_optimizer
-from qsgd_hpc.eight_steps.convert.keras_script import reseed
+from qsgd_hpc.eight_steps.convert.keras_script import is_optimizer, reseed, scale_optimizer
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, reaching, train_loops
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
-from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.convert.rank0 import PRINTED, guard_outputs
-from qsgd_hpc.eight_steps.convert.rates import LINEAR, Steps, is_number, scaled, steps_of
+from qsgd_hpc.eight_steps.convert.plan import (
+    Plan,
+)
+from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
+from qsgd_hpc.eight_steps.convert.rates import Steps, is_number, scaled, steps_of
 from qsgd_hpc.eight_steps.reading import Script, argument, dotted
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert_tf2"]
 
 MEAN = "gradient() returns the mean of all ranks' gradients."
-RISE = "The rate rises from one rank's to that of all ranks over the first epoch."
 
 
 def convert_tf2(plan: Plan) -> None:
@@ -45,13 +45,11 @@ def convert_tf2(plan: Plan) -> None:
     for call in optimizers:
         _rate(plan, call, steps)
     if not optimizers:
-        plan.todo(loops[0].loop, "multiply the learning rate by hvd.size(), after a warm-up.")
+        plan.todo(loops[0].loop, words.SCALE_IT)
     for call in gradients:
         assert isinstance(call.func, cst.Attribute)
         tape = script.code(call.func.value)
-        plan.before(
-            call, *plan.comment(5, MEAN, call), f"{tape} = hvd.DistributedGradientTape({tape})"
-        )
+        plan.step(5, MEAN, call, f"{tape} = hvd.DistributedGradientTape({tape})")
         _not_in_xla(plan, call)
     for call in script.calls:
         if isinstance(call.func, cst.Attribute) and call.func.attr.value == "minimize":
@@ -87,7 +85,7 @@ def _data(plan: Plan, loop: TrainLoop) -> None:
     elif not shard_arrays(plan, loop):
         if over is not None:
             tf_data.takes(plan, over)
-        plan.todo(loop.loop, "shard the data: a rank's part of it, of equal size on all ranks.")
+        plan.todo(loop.loop, words.SHARD_IT)
 
 
 def _steps(plan: Plan, loops: tuple[TrainLoop, ...]) -> Steps:
@@ -115,9 +113,9 @@ def _rate(plan: Plan, call: cst.Call, steps: Steps) -> None:
     ) or any(script.called(c).endswith("learning_rate.assign") for c in script.calls)
     if rate is None or not tf or place is None or sets or not is_number(script, rate):
         if scale_optimizer(plan, call):
-            plan.todo(call, "raise the learning rate to this value over a warm-up.")
+            plan.todo(call, words.RAISE_IT)
         return
-    plan.before(call, *plan.comment(4, f"{LINEAR} {RISE}", call))
+    plan.step(4, f"{words.LINEAR} {words.RISE}", call)
     schedule = f"{tf}.keras.optimizers.schedules.PolynomialDecay"
     plan.replace(rate, f"{schedule}({script.code(rate)}, {count}, {scaled(script, rate)})")
 
@@ -135,8 +133,7 @@ def _writers(plan: Plan) -> None:
     for call in script.calls:
         if script.called(call) == "tensorflow.summary.create_file_writer":
             tf = script.code(call.func).rpartition(".create_file_writer")[0]
-            text = PRINTED
-            plan.before(call, *plan.comment(7, text, call, once=True))
+            plan.step(7, words.PRINTED, call, once=True)
             plan.wrap(call, "", f" if hvd.rank() == 0 else {tf}.create_noop_writer()")
 
 
@@ -202,7 +199,6 @@ def _is_reset(script: Script, name: str) -> bool:
 
 
 BROADCAST_TEXT = "After the first step, when all variables exist, every rank takes rank 0's values."
-NOW = "Every rank starts with rank 0's values."
 
 
 def _broadcast(
@@ -223,7 +219,7 @@ def _broadcast(
         named = dict.fromkeys([g for g in given if g] + [f"{o}.variables" for o in optimizers])
         calls = [f"hvd.broadcast_variables({name}, root_rank=0)" for name in named]
         if not applies:
-            plan.before(outer, *plan.comment(6, NOW, outer), *calls)
+            plan.step(6, words.ALIKE, outer, *calls)
             continue
         body = loop.loop.body.body
         index = script.position(loop.step, body)

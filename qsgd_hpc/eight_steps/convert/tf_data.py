@@ -6,6 +6,7 @@ import re
 
 import libcst as cst
 
+from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.arrays import slice_of
 from qsgd_hpc.eight_steps.convert.loops import sources
 from qsgd_hpc.eight_steps.convert.opening import PIN_BY_ENVIRONMENT
@@ -123,7 +124,7 @@ def _shard_part(plan: Plan, name: str, call: cst.Call) -> None:
             "on all ranks.",
         )
         return
-    plan.before(call, *plan.comment(3, BEHIND, call))
+    plan.step(3, BEHIND, call)
     _append_shard(plan, call, f"{_simple(script, call.args[0].value)} // hvd.size()")
 
 
@@ -142,7 +143,7 @@ def _split_alike(plan: Plan, call: cst.Call) -> None:
 
 def _append_shard(plan: Plan, call: cst.Call, size: str) -> None:
     """Add a shard of equal size to a call, on separate lines if each call of its chain is."""
-    _, end = plan.span(call)
+    _, end = plan.script.span(call)
     chained = CHAINED.match(plan.script.text, end)
     break_ = chained.group(1) if chained else ""
     plan.wrap(call, "", f"{break_}.shard(hvd.size(), hvd.rank()){break_}.take({size})")
@@ -188,7 +189,7 @@ def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None
         plan.todo(call, "shard this: .shard(hvd.size(), hvd.rank()), of equal size on all ranks.")
         return
     size = f"len({dotted(first)}) // hvd.size()"
-    plan.before(call, *plan.comment(3, TEXT, call))
+    plan.step(3, TEXT, call)
     _append_shard(plan, call, size)
 
 
@@ -222,8 +223,7 @@ def takes(plan: Plan, node: cst.BaseExpression) -> None:
                 if repeated or script.loops(call) or any(a is call for a in sources(script, node)):
                     plan.sharded.add(call)
                     plan.replace(count, f"{_simple(script, count)} // hvd.size()")
-                    text = "All ranks together take as many batches as one rank did."
-                    plan.before(call, *plan.comment(3, text, call))
+                    plan.step(3, words.FEWER, call)
 
 
 def _simple(script: Script, node: cst.BaseExpression) -> str:

@@ -79,7 +79,7 @@ def shard_loaders(plan: Plan, loaders: Loaders) -> None:
     for call in loaders.all:
         if call not in loaders.train:
             text = "Every rank tests on all of this, so metrics need no averaging."
-            plan.before(call, *plan.comment(8, text, call, once=True))
+            plan.step(8, text, call, once=True)
 
 
 def _reason_against(script: Script, call: cst.Call) -> str:
@@ -202,12 +202,9 @@ def set_epochs(plan: Plan, loaders: Loaders) -> None:
         refused = any(_reason_against(script, c) for c in shuffled)  # and has no such sampler yet
         if unseen or refused or len(shuffled) < len(calls):  # the loader may be one for testing
             test = f'hasattr(getattr({loader}, "sampler", None), "set_epoch")'
-        plan.before(
-            loop.loop,
-            *plan.comment(3, "A new order in each epoch, the same on every rank.", loop.loop),
-            f"if {test}:",
-            f"    {loader}.sampler.set_epoch({epoch})",
-        )
+        text = "A new order in each epoch, the same on every rank."
+        lines = (f"if {test}:", f"    {loader}.sampler.set_epoch({epoch})")
+        plan.step(3, text, loop.loop, *lines)
     if not is_set and any(may_shuffle(call) for call in loaders.train):
         loop = loaders.fed[0][0]
         plan.todo(loop.loop, "sampler.set_epoch(epoch) before each epoch; else all have one order.")

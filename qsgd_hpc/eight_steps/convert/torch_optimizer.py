@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import libcst as cst
 
+from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, last_with_call, training
 from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import WIDTH, Plan
-from qsgd_hpc.eight_steps.convert.rates import LINEAR, TORCH_RATES, Steps, scale, torch_rates
+from qsgd_hpc.eight_steps.convert.rates import TORCH_RATES, Steps, scale, torch_rates
 from qsgd_hpc.eight_steps.reading import (
     Script,
     dotted,
@@ -94,10 +95,9 @@ def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) 
         passes = _passes(plan, loops, each)
         given = f"{each.target}{named}{passes}"
         wrap = [f"{each.target} = hvd.DistributedOptimizer({given})"]
-        if len(wrap[0]) + len(plan.indentation(each.statement)) > WIDTH:
+        if len(wrap[0]) + len(script.indentation(each.statement)) > WIDTH:
             wrap = [f"{each.target} = hvd.DistributedOptimizer(", f"    {given}", ")"]
-        text = "Each step uses the mean of all ranks' gradients."
-        plan.after(each.statement, *plan.comment(5, text, each.statement), *wrap)
+        plan.after(each.statement, *plan.comment(5, words.MEAN, each.statement), *wrap)
         warm_up(plan, each.target, each.statement, steps, len(found) == 1)
         _broadcast(plan, each, names, trained)
     if len(found) > 1:
@@ -119,21 +119,17 @@ def _scale(plan: Plan, call: cst.Call) -> None:
             plan.todo(call, "multiply the learning rate by hvd.size().")
             return
         plan.add_argument(call, f"lr={default} * hvd.size()")
-    plan.before(call, *plan.comment(4, LINEAR, call, once=True))
+    plan.step(4, words.LINEAR, call, once=True)
 
 
 def _wrap_in_place(plan: Plan, call: cst.Call) -> None:
     names, whole = models(plan.script, call)
     named = f", named_parameters={names[0]}.named_parameters()" if whole else ""
     plan.wrap(call, "hvd.DistributedOptimizer(", f"{named})")
-    mean = "Each step uses the mean of all ranks' gradients."
-    plan.before(call, *plan.comment(5, mean, call, once=True))
+    plan.step(5, words.MEAN, call, once=True)
     if names:
-        alike = "Every rank starts with rank 0's values."
-        plan.before(call, *plan.comment(6, alike, call, once=True))
-        plan.before(
-            call, *[f"hvd.broadcast_parameters({n}.state_dict(), root_rank=0)" for n in names]
-        )
+        lines = [f"hvd.broadcast_parameters({n}.state_dict(), root_rank=0)" for n in names]
+        plan.step(6, words.ALIKE, call, *lines, once=True)
     else:
         plan.todo(call, "broadcast the model's parameters from rank 0 before the first step.")
     plan.todo(call, "raise the learning rate to this over a warm-up.")
@@ -199,7 +195,7 @@ def _broadcast(
 ) -> None:
     script = plan.script
     place = last_with_call(script, each.statement, ".load_state_dict", trained)
-    lines = plan.comment(6, "Every rank starts with rank 0's values.", place)
+    lines = plan.comment(6, words.ALIKE, place)
     lines += [f"hvd.broadcast_parameters({name}.state_dict(), root_rank=0)" for name in names]
     lines.append(f"hvd.broadcast_optimizer_state({each.target}, root_rank=0)")
     plan.after(place, *lines)
@@ -265,7 +261,7 @@ def warm_up(
                 rate = find(call, "max_lr", 1)
                 if rate is not None:
                     scale(plan, rate.value)
-                    plan.before(call, *plan.comment(4, f"{LINEAR} This warms up by itself.", call))
+                    plan.step(4, f"{words.LINEAR} This warms up by itself.", call)
         return
     for key in by_hand:
         if _is_forgotten(script, key):

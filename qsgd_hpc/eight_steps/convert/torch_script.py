@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert import opening, torch_data
+from qsgd_hpc.eight_steps.convert import opening, torch_data, words
 from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.downloads import download_once, wait_behind
 from qsgd_hpc.eight_steps.convert.loops import (
@@ -49,7 +49,7 @@ def convert_torch(plan: Plan) -> None:
     torch_data.shard_loaders(plan, loaders)
     for loop in loops:
         if not loaders.train and not shard_arrays(plan, loop):
-            plan.todo(loop.loop, "shard the data: a rank's part of it, of equal size on all ranks.")
+            plan.todo(loop.loop, words.SHARD_IT)
     point_out_parts(plan, loops)
     torch_data.set_epochs(plan, loaders)
     torch = script.name_of("torch") or "torch"
@@ -152,7 +152,7 @@ def _average_before_clipping(plan: Plan) -> None:
             assert isinstance(step.func, cst.Attribute)
             optimizer = script.code(step.func.value)
             text = "Wait for the mean of all ranks' gradients, so that all ranks clip equally."
-            plan.before(first, *plan.comment(5, text, first), f"{optimizer}.synchronize()")
+            plan.step(5, text, first, f"{optimizer}.synchronize()")
             plan.under([statement], f"with {optimizer}.skip_synchronize():")
 
 
