@@ -19,6 +19,7 @@ __all__ = [
     "is_optimizer_name",
     "is_scheduler",
     "names_in",
+    "receiver",
     "targets",
 ]
 
@@ -72,6 +73,14 @@ def dotted(node: cst.CSTNode | None) -> str:
         before = dotted(node.value)
         return f"{before}.{node.attr.value}" if before else ""
     return ""
+
+
+def receiver(node: cst.CSTNode | None, *methods: str) -> cst.BaseExpression | None:
+    """Return x if a node is the call `x.method(...)` of one of these methods, of any without."""
+    func = node.func if isinstance(node, cst.Call) else None
+    if isinstance(func, cst.Attribute) and (not methods or func.attr.value in methods):
+        return func.value
+    return None
 
 
 def names_in(node: cst.CSTNode) -> set[str]:

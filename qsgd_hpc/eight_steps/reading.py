@@ -31,6 +31,7 @@ from qsgd_hpc.eight_steps.names import (
     is_optimizer_name,
     is_scheduler,
     names_in,
+    receiver,
 )
 from qsgd_hpc.eight_steps.tree import Branch, Collector, Loop, Tree, once_per_node
 from qsgd_hpc.errors import UsageError
@@ -52,6 +53,7 @@ __all__ = [
     "names_in",
     "parse",
     "read",
+    "receiver",
 ]
 
 _DISTRIBUTED_CALLS = (

@@ -11,7 +11,7 @@ from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
 from qsgd_hpc.eight_steps.check.optimizer import OTHER_WAYS, TAPES, WRAPPERS, constructors
 from qsgd_hpc.eight_steps.check.ranks import guarded
-from qsgd_hpc.eight_steps.reading import Framework, Script, argument, dotted
+from qsgd_hpc.eight_steps.reading import Framework, Script, argument, dotted, receiver
 
 __all__ = ["check"]
 
@@ -36,7 +36,6 @@ OTHERS = (
     "JaxState",
     "ObjectState",
 )
-METHODS = ("named_parameters", "parameters")
 LOADS = ("load_state_dict", "load_weights")
 SEEDS = ("manual_seed", "set_random_seed", "set_seed", "seed_everything", "PRNGKey", "key")
 
@@ -112,9 +111,8 @@ def wrapped_model(facts: Facts, wrap: cst.Call) -> str:
     calls: list[cst.BaseExpression | None] = [named]
     calls += [argument(c, "params", 0) for c in constructors(facts) if c in facts.reach(wrap).calls]
     for given in calls:
-        func = given.func if isinstance(given, cst.Call) else None
-        if isinstance(func, cst.Attribute) and func.attr.value in METHODS:
-            return dotted(func.value)
+        if (model := receiver(given, "named_parameters", "parameters")) is not None:
+            return dotted(model)
     return ""
 
 
@@ -234,8 +232,8 @@ def check_state(facts: Facts) -> Iterator[Finding]:
     made = set(constructors(facts))
     for event in facts.events[: facts.training[0]]:
         call = event.call
-        if facts.method(call) == "load_state_dict" and isinstance(call.func, cst.Attribute):
-            owner = call.func.value
+        owner = receiver(call, "load_state_dict")
+        if owner is not None:
             is_optimizer = made & facts.reach(owner).calls and "ptim" in facts.script.code(owner)
             if is_optimizer and guarded(facts.script, event.branches(facts.script)):
                 reason = "one rank loads it, and the others keep theirs"

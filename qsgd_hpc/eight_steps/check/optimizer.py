@@ -18,6 +18,7 @@ from qsgd_hpc.eight_steps.reading import (
     dotted,
     is_optimizer_name,
     is_scheduler,
+    receiver,
 )
 
 __all__ = ["check", "constructors"]
@@ -196,11 +197,9 @@ def others(facts: Facts) -> tuple[cst.Call, ...]:
     known = {*constructors(facts), *facts.calls(*WRAPPERS)}
     found: dict[cst.Call, None] = {}
     for call in script.calls:
-        func = call.func
-        if facts.method(call) != "step" or not isinstance(func, cst.Attribute):
-            continue
-        made = script.value(func.value)
-        if not isinstance(made, cst.Call) or not is_optimizer_name(func.value):
+        stepped = receiver(call, "step")
+        made = script.value(stepped) if stepped is not None else None
+        if stepped is None or not isinstance(made, cst.Call) or not is_optimizer_name(stepped):
             continue
         if is_scheduler(facts.called.get(made, "")):
             continue
@@ -229,7 +228,8 @@ def trained_with(facts: Facts, made: cst.Call) -> bool:
     verbs = ("step", "minimize", "apply_gradients", "compile", "update", "fit", "create")
     for call in script.calls:
         if facts.method(call) in verbs:
-            if isinstance(call.func, cst.Attribute) and script.value(call.func.value) is made:
+            owner = receiver(call)
+            if owner is not None and script.value(owner) is made:
                 return True
             if any(made in facts.reach(a.value).calls for a in call.args):
                 return True
@@ -256,9 +256,8 @@ def wrap_edits(facts: Facts, made: cst.Call) -> tuple[Edit, ...]:
 def model_of(script: Script, made: cst.Call) -> str:
     """Return "model" of `SGD(model.parameters(), ...)`, "" for anything else."""
     first = argument(made, "params", 0)
-    func = first.func if isinstance(first, cst.Call) and not first.args else None
-    is_parameters = isinstance(func, cst.Attribute) and func.attr.value == "parameters"
-    return dotted(func.value) if is_parameters and isinstance(func, cst.Attribute) else ""
+    alone = isinstance(first, cst.Call) and not first.args
+    return dotted(receiver(first, "parameters")) if alone else ""
 
 
 def check_unused(facts: Facts) -> Iterator[Finding]:
@@ -273,12 +272,11 @@ def check_unused(facts: Facts) -> Iterator[Finding]:
         if call.args
     }
     for call in script.calls:
-        if facts.method(call) != "step" or not isinstance(call.func, cst.Attribute):
-            continue
-        stepped = script.value(call.func.value)
-        if stepped in made and stepped in wrapped:
+        optimizer = receiver(call, "step")
+        stepped = script.value(optimizer) if optimizer is not None else None
+        if optimizer is not None and stepped in made and stepped in wrapped:
             line = script.line(wrapped[stepped])
-            name = script.code(call.func.value)
+            name = script.code(optimizer)
             reason = f"{name} is the unwrapped optimizer; line {line} wraps it under another name"
             yield facts.finding("QH501", call, reason)
 
@@ -304,7 +302,7 @@ def check_tape(facts: Facts) -> Iterator[Finding]:
         taken = gradient_of(facts, tape)
         if taken is None:
             continue
-        name = dotted(taken.func.value) if isinstance(taken.func, cst.Attribute) else ""
+        name = dotted(receiver(taken))
         line = f"{name} = {script.alias}.DistributedGradientTape({name})"
         edits = insert_before(script, taken, line) if name else ()
         reason = "it returns only the gradients of its own rank"
@@ -314,10 +312,8 @@ def check_tape(facts: Facts) -> Iterator[Finding]:
 def gradient_of(facts: Facts, tape: cst.Call) -> cst.Call | None:
     """Return the call of gradient() on a tape."""
     for call in facts.script.calls:
-        func = call.func
-        if isinstance(func, cst.Attribute) and func.attr.value == "gradient":
-            if facts.script.value(func.value) is not tape:
-                continue
+        owner = receiver(call, "gradient")
+        if owner is not None and facts.script.value(owner) is tape:
             return call
     return None
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.reading import Binding, Script, argument, dotted
+from qsgd_hpc.eight_steps.reading import Binding, Script, argument, dotted, receiver
 
 __all__ = ["Reach", "is_rank", "reach"]
 
@@ -126,10 +126,9 @@ def changes(script: Script) -> dict[str, list[cst.CSTNode]]:
     """Return, by name, the values added to lists, dictionaries or numbers in the script."""
     found: dict[str, list[cst.CSTNode]] = {}
     for node in script.nodes:
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
-            if node.func.attr.value in CHANGERS:
-                given = [each.value for each in node.args]
-                found.setdefault(dotted(node.func.value), []).extend(given)
+        if isinstance(node, cst.Call):
+            if (owner := receiver(node, *CHANGERS)) is not None:
+                found.setdefault(dotted(owner), []).extend(each.value for each in node.args)
         elif isinstance(node, cst.Assign):
             for each in node.targets:
                 if isinstance(each.target, cst.Subscript):

@@ -12,7 +12,7 @@ from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Edit, Finding
 from qsgd_hpc.eight_steps.check.ranks import guarded
 from qsgd_hpc.eight_steps.check.reach import is_reference
-from qsgd_hpc.eight_steps.reading import argument, dotted
+from qsgd_hpc.eight_steps.reading import argument, dotted, receiver
 
 __all__ = ["check"]
 
@@ -77,7 +77,7 @@ def kind_of(facts: Facts, call: cst.Call) -> str:
         return "QH701"
     if ARRAYS.match(name) and creates(facts, call):
         return "QH701"
-    if facts.method(call) in KERAS_SAVES and isinstance(call.func, cst.Attribute):
+    if receiver(call, *KERAS_SAVES):
         return "QH701"
     if facts.method(call) in ("save", "export") and own_model(facts, call):
         return "QH701"
@@ -111,9 +111,8 @@ def used_by_some(facts: Facts, call: cst.Call) -> bool:
 
 def own_model(facts: Facts, call: cst.Call) -> bool:
     """Return whether a method belongs to the script's own subclass of keras.Model."""
-    if not isinstance(call.func, cst.Attribute):
-        return False
-    owner = facts.script.own_class(call.func.value)
+    model = receiver(call)
+    owner = facts.script.own_class(model) if model is not None else None
     bases = [facts.script.qualified(each.value) for each in owner.bases] if owner else []
     return any(re.search(rf"^{KERAS}(\w+\.)*Model$", base) for base in bases)
 

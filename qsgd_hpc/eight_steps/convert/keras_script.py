@@ -14,7 +14,7 @@ from qsgd_hpc.eight_steps.convert.loops import callers, reaching, sources
 from qsgd_hpc.eight_steps.convert.plan import ARGUMENT, Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
 from qsgd_hpc.eight_steps.convert.rates import KERAS_RATES, is_number, scale, scaled
-from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, is_literal
+from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, is_literal, receiver
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert_keras", "is_optimizer", "reseed", "scale_optimizer"]
@@ -33,8 +33,7 @@ def convert_keras(plan: Plan) -> None:
     fits = [
         c
         for c in script.calls
-        if isinstance(c.func, cst.Attribute)
-        and c.func.attr.value == "fit"
+        if receiver(c, "fit")
         and not OWN_FIT.search(script.called(c))
         and (len(c.args) > 1 or find(c, "x"))
         and script.definition(c) is None
@@ -61,9 +60,10 @@ def convert_keras(plan: Plan) -> None:
     for fit in fits:
         _data(plan, fit)
         _quiet(plan, fit)
-        model = script.code(fit.func.value) if isinstance(fit.func, cst.Attribute) else "model"
-        rate = next(iter(set(warm_ups))) if len(set(warm_ups)) == 1 else "?"
-        rate = f"float({model}.optimizer.learning_rate)" if rate == "?" else rate
+        rate = warm_ups[0] if len(set(warm_ups)) == 1 else "?"
+        model = receiver(fit)
+        if rate == "?" and model is not None:
+            rate = f"float({script.code(model)}.optimizer.learning_rate)"
         callback = f"hvd.callbacks.LearningRateWarmupCallback({rate}, warmup_epochs=1)"
         _add_callbacks(plan, fit, callback if numbers else "")
     for call in script.calls:
@@ -107,10 +107,9 @@ def _name_own_steps(plan: Plan) -> None:
     """Leave loops with a step of their own, beside `fit`, to the author."""
     script = plan.script
     for call in script.calls:
-        if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "apply_gradients":
-            continue
+        optimizer = receiver(call, "apply_gradients")
         # compile wraps the optimizer of a model, which is self.optimizer in its train_step.
-        if not script.code(call.func.value).endswith(".optimizer"):
+        if optimizer is not None and not script.code(optimizer).endswith(".optimizer"):
             plan.todo(call, "wrap this optimizer, and shard the data of its loop.")
 
 
@@ -301,9 +300,7 @@ def _appended(plan: Plan, given: cst.BaseExpression) -> None:
     script = plan.script
     for call in script.calls:
         if (
-            isinstance(call.func, cst.Attribute)
-            and call.func.attr.value == "append"
-            and dotted(call.func.value) == dotted(given) != ""
+            dotted(receiver(call, "append")) == dotted(given) != ""
             and len(call.args) == 1
             and writes(script, call.args[0].value)
         ):

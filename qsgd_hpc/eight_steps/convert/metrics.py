@@ -10,7 +10,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, sources
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import DEPTH, Script, dotted, is_literal, names_in
+from qsgd_hpc.eight_steps.reading import DEPTH, Script, dotted, is_literal, names_in, receiver
 
 __all__ = ["average_metrics"]
 
@@ -39,13 +39,8 @@ def additions(script: Script, loop: TrainLoop) -> Iterator[tuple[str, cst.BaseEx
     for node in script.inside(loop.loop.body):
         if isinstance(node, cst.AugAssign) and isinstance(node.operator, cst.AddAssign):
             yield dotted(node.target), node.value, False
-        elif (
-            isinstance(node, cst.Call)
-            and isinstance(node.func, cst.Attribute)
-            and node.func.attr.value == "append"
-            and len(node.args) == 1
-        ):
-            yield dotted(node.func.value), node.args[0].value, True
+        elif isinstance(node, cst.Call) and receiver(node, "append") and len(node.args) == 1:
+            yield dotted(receiver(node)), node.args[0].value, True
 
 
 def sums(plan: Plan, loop: TrainLoop, numbers: bool = False) -> tuple[Sum, ...]:
@@ -79,12 +74,11 @@ def sums(plan: Plan, loop: TrainLoop, numbers: bool = False) -> tuple[Sum, ...]:
 def meters(script: Script, loop: TrainLoop) -> dict[str, None]:
     """Return the objects that a loop updates with its batches and that are read after it."""
     found: dict[str, None] = {}
-    for node in script.inside(loop.loop.body):
-        if not (isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.args):
-            continue
-        made = script.value(node.func.value)
+    for call in script.calls_in(loop.loop.body):
+        meter = receiver(call)
+        made = script.value(meter) if meter is not None and call.args else None
         if isinstance(made, cst.Call) and METER.search(script.called(made)):
-            name = dotted(node.func.value)
+            name = dotted(meter)
             if name and uses(script, loop, name):
                 found[name] = None
     return found

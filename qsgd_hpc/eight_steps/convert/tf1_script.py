@@ -19,7 +19,7 @@ from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
 from qsgd_hpc.eight_steps.convert.rates import scale
-from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, names_in
+from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, names_in, receiver
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert_tf1"]
@@ -71,10 +71,7 @@ def _training_runs(script: Script) -> list[cst.Call]:
     return [
         call
         for call in script.calls
-        if isinstance(call.func, cst.Attribute)
-        and call.func.attr.value == "run"
-        and call.args
-        and names_in(call.args[0].value) & steps
+        if receiver(call, "run") and call.args and names_in(call.args[0].value) & steps
     ]
 
 
@@ -170,23 +167,20 @@ def _initialised(plan: Plan) -> None:
     """Broadcast after a session initialises its variables, or restores them."""
     script = plan.script
     found = False
-    runs = [
-        (call, call.func.value)
-        for call in script.calls
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "run"
-    ]
-    training = [call for call, _ in runs if _is_repeated(script, call)]
-    for call, made_by in runs:
-        if not call.args or not _initialiser(script, script.value(call.args[0].value)):
+    training = [c for c in script.calls if receiver(c, "run") and _is_repeated(script, c)]
+    for call in script.calls:
+        opened = receiver(call, "run")
+        if opened is None or not call.args:
+            continue
+        if not _initialiser(script, script.value(call.args[0].value)):
             continue
         statement = last_with_call(script, plan.anchor(call), "Saver().restore", training)
-        session = script.code(made_by)
-        line = f"{session}.run(hvd.broadcast_global_variables(0))"
+        line = f"{script.code(opened)}.run(hvd.broadcast_global_variables(0))"
         plan.after(statement, *plan.comment(6, words.ALIKE, statement), line)
         found = True
     if not found:
-        opened = next(c for c in script.calls if SESSION.match(script.called(c)))
-        plan.todo(opened, "session.run(hvd.broadcast_global_variables(0)) when it has variables.")
+        session = next(c for c in script.calls if SESSION.match(script.called(c)))
+        plan.todo(session, "session.run(hvd.broadcast_global_variables(0)) when it has variables.")
 
 
 def _is_repeated(script: Script, call: cst.Call) -> bool:

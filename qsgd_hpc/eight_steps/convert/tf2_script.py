@@ -18,7 +18,7 @@ from qsgd_hpc.eight_steps.convert.plan import (
 )
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
 from qsgd_hpc.eight_steps.convert.rates import Steps, is_number, scaled, steps_of
-from qsgd_hpc.eight_steps.reading import Script, argument, dotted
+from qsgd_hpc.eight_steps.reading import Script, argument, dotted, receiver
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert_tf2"]
@@ -52,7 +52,7 @@ def convert_tf2(plan: Plan) -> None:
         plan.step(5, MEAN, call, f"{tape} = hvd.DistributedGradientTape({tape})")
         _not_in_xla(plan, call)
     for call in script.calls:
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "minimize":
+        if receiver(call, "minimize"):
             plan.todo(call, "average the gradients: use tape.gradient() and apply_gradients().")
     _broadcast(plan, loops, gradients, applies)
     for loop in loops:
@@ -172,30 +172,18 @@ def _updated(script: Script, loop: TrainLoop) -> list[str]:
     for call in script.calls:
         here = loop.loop in script.ancestors(call) or (called and called in script.ancestors(call))
         if here and METRIC.match(script.called(call)):
-            node = call.func
-            if isinstance(node, cst.Attribute) and node.attr.value == "update_state":
-                node = node.value
-            found.append(dotted(node))
+            found.append(dotted(receiver(call, "update_state") or call.func))
     return list(dict.fromkeys(name for name in found if name))
 
 
 def _is_reset(script: Script, name: str) -> bool:
-    resets = [
-        c
-        for c in script.calls
-        if isinstance(c.func, cst.Attribute)
-        and c.func.attr.value in ("reset_state", "reset_states")
-    ]
-    return any(
-        dotted(c.func.value) == name for c in resets if isinstance(c.func, cst.Attribute)
-    ) or any(
-        isinstance(c.func, cst.Attribute)
-        and (bound := script.binding(c.func.value)) is not None
-        and bound.how == "for"
-        and bound.value is not None
-        and name in script.code(bound.value)
-        for c in resets
-    )
+    for call in script.calls:
+        metric = receiver(call, "reset_state", "reset_states")
+        bound = script.binding(metric) if metric is not None else None
+        over = bound.value if bound is not None and bound.how == "for" else None
+        if dotted(metric) == name or (over is not None and name in script.code(over)):
+            return True
+    return False
 
 
 BROADCAST_TEXT = "After the first step, when all variables exist, every rank takes rank 0's values."
@@ -211,7 +199,8 @@ def _broadcast(
     script = plan.script
     for loop in loops:
         given = [_variables(plan, loop, c) for c in gradients if _belongs(script, loop, c)]
-        optimizers = [_optimizer(script, loop, c) for c in applies if _belongs(script, loop, c)]
+        stepped = [receiver(c) for c in applies if _belongs(script, loop, c)]
+        optimizers = [_translated(script, loop, each) for each in stepped if each is not None]
         outer = loop.epochs or loop.loop
         if not given or None in given or None in optimizers:
             plan.todo(loop.loop, "broadcast all variables from rank 0 after the first step.")
@@ -259,11 +248,6 @@ def _variables(plan: Plan, loop: TrainLoop, call: cst.Call) -> str | None:
         parts = [_translated(script, loop, each.value) for each in node.elements]
         return f"[{', '.join(p for p in parts if p)}]" if all(parts) else None
     return None
-
-
-def _optimizer(script: Script, loop: TrainLoop, call: cst.Call) -> str | None:
-    assert isinstance(call.func, cst.Attribute)
-    return _translated(script, loop, call.func.value)
 
 
 def _translated(script: Script, loop: TrainLoop, node: cst.CSTNode) -> str | None:

@@ -11,7 +11,7 @@ from qsgd_hpc.eight_steps.convert.arrays import slice_of
 from qsgd_hpc.eight_steps.convert.loops import sources
 from qsgd_hpc.eight_steps.convert.opening import PIN_BY_ENVIRONMENT
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import Script, dotted, find
+from qsgd_hpc.eight_steps.reading import Script, dotted, find, receiver
 
 __all__ = ["is_dataset", "pin_lines", "shard_dataset", "takes"]
 
@@ -22,14 +22,12 @@ TEXT = "A shard before shuffling and batching, of equal size on all ranks."
 BEHIND = "A shard of this part, which all ranks split off alike, of equal size on all ranks."
 
 
-def chain(node: cst.BaseExpression) -> list[cst.Call]:
+def chain(node: cst.BaseExpression | None) -> list[cst.Call]:
     """Return the calls of `a(...).b(...).c(...)` in the order c, b, a."""
     found = []
     while isinstance(node, cst.Call):
         found.append(node)
-        if not isinstance(node.func, cst.Attribute):
-            break
-        node = node.func.value
+        node = receiver(node)
     return found
 
 
@@ -60,8 +58,9 @@ def origins(script: Script, node: cst.BaseExpression, depth: int = 8) -> list[cs
 
 def _made_from(script: Script, first: cst.Call) -> list[cst.BaseExpression]:
     """Return the data sets to which a chain adds its calls, for the first of these calls."""
-    if isinstance(first.func, cst.Attribute) and dotted(first.func.value):
-        return [first.func.value]
+    made_by = receiver(first)
+    if made_by is not None and dotted(made_by):
+        return [made_by]
     definition = script.definition(first)
     inner = script.inside(definition) if definition is not None else ()
     return [each.value for each in inner if isinstance(each, cst.Return) and each.value is not None]
@@ -93,8 +92,7 @@ def _split(script: Script, node: cst.BaseExpression) -> tuple[str, cst.Call] | N
 
 def _limits(script: Script, call: cst.Call) -> bool:
     """Return whether a call is `for batch in data.take(n)`, for data of no other use."""
-    assert isinstance(call.func, cst.Attribute)
-    data = call.func.value
+    data = receiver(call, "take")
     others = (
         node
         for node in script.nodes
@@ -105,7 +103,7 @@ def _limits(script: Script, call: cst.Call) -> bool:
     )
     around = [call, *script.ancestors(call)]
     header = any(isinstance(a, cst.For) and any(a.iter is b for b in around) for a in around)
-    return bool(header and dotted(data) and call.func.attr.value == "take" and not any(others))
+    return bool(header and dotted(data) and not any(others))
 
 
 def _shard_part(plan: Plan, name: str, call: cst.Call) -> None:
@@ -208,17 +206,9 @@ def takes(plan: Plan, node: cst.BaseExpression) -> None:
     """Divide a number of batches to take by the number of ranks."""
     script = plan.script
     for each in sources(script, node):
+        repeated = any(receiver(call, "repeat") for call in chain(each))
         for call in chain(each):
-            if (
-                isinstance(call.func, cst.Attribute)
-                and call.func.attr.value == "take"
-                and call.args
-                and call not in plan.sharded
-            ):
-                repeated = any(
-                    isinstance(c.func, cst.Attribute) and c.func.attr.value == "repeat"
-                    for c in chain(each)
-                )
+            if receiver(call, "take") and call.args and call not in plan.sharded:
                 count = call.args[0].value
                 if repeated or script.loops(call) or any(a is call for a in sources(script, node)):
                     plan.sharded.add(call)

@@ -20,6 +20,7 @@ from qsgd_hpc.eight_steps.reading import (
     is_optimizer_name,
     is_scheduler,
     names_in,
+    receiver,
 )
 
 __all__ = ["distribute_optimizers", "optimizers"]
@@ -68,12 +69,7 @@ def models(script: Script, call: cst.Call) -> tuple[list[str], bool]:
     expression = script.value(given.value)
     names: list[str] = []
     for node in script.inside(expression):
-        func = node.func if isinstance(node, cst.Call) else None
-        if isinstance(func, cst.Attribute) and func.attr.value in (
-            "parameters",
-            "named_parameters",
-        ):
-            names.append(dotted(func.value))
+        names.append(dotted(receiver(node, "parameters", "named_parameters")))
     names = list(dict.fromkeys(n for n in names if n))
     whole = isinstance(expression, cst.Call) and len(names) == 1
     return names, whole and script.code(expression) == f"{names[0]}.parameters()"
@@ -303,9 +299,9 @@ def warm_up(
 
 def _restores(script: Script, call: cst.Call, target: str) -> bool:
     """Return whether a call may load the state of an optimizer, which has its learning rate."""
-    if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "load_state_dict":
+    owner = receiver(call, "load_state_dict")
+    if owner is None:
         return False
-    owner = call.func.value
     bound = script.binding(owner)
     return (
         dotted(owner) == target

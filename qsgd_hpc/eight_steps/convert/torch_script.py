@@ -28,7 +28,7 @@ from qsgd_hpc.eight_steps.convert.torch_optimizer import (
     models,
     optimizers,
 )
-from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, is_optimizer_name
+from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, is_optimizer_name, receiver
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert_torch"]
@@ -107,24 +107,25 @@ CLIPS = re.compile(r"^torch\.nn\.utils\.(clip_grad\.)?clip_grad_(norm|value)_?$"
 NORMS = re.compile(r"BatchNorm|torchvision\.models|resnet\d|track_running_stats")
 
 
-def step_calls(script: Script) -> list[cst.Call]:
-    """Return the calls of an optimizer's step."""
-    made = [c for c in script.calls if script.called(c).endswith(".step") and not c.args]
-    return [c for c in made if OPTIMIZER.match(script.called(c)[: -len("().step")]) or _named(c)]
-
-
-def _named(call: cst.Call) -> bool:
-    assert isinstance(call.func, cst.Attribute)
-    return is_optimizer_name(call.func.value)
+def _steps(script: Script) -> list[tuple[cst.Call, cst.BaseExpression]]:
+    """Return the calls of an optimizer's step, each with the optimizer."""
+    made = [(c, receiver(c, "step"), script.called(c)) for c in script.calls if not c.args]
+    return [
+        (call, optimizer)
+        for call, optimizer, name in made
+        if optimizer is not None
+        and (OPTIMIZER.match(name.removesuffix("().step")) or is_optimizer_name(optimizer))
+    ]
 
 
 def _name_other_optimizers(plan: Plan) -> None:
     """Leave optimizers from outside of torch.optim to the author."""
     script = plan.script
     for call in script.calls:
-        if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "step":
+        stepped = receiver(call, "step")
+        if stepped is None:
             continue
-        for node in (call.func.value, *(arg.value for arg in call.args)):  # also a scaler's
+        for node in (stepped, *(arg.value for arg in call.args)):  # also a scaler's
             made = script.value(node)
             if not is_optimizer_name(node) or not isinstance(made, cst.Call):
                 continue
@@ -142,15 +143,14 @@ def _average_before_clipping(plan: Plan) -> None:
     for clip in [call for call in script.calls if CLIPS.match(script.called(call))]:
         if _is_unscaled(script, clip):
             continue  # unscale_() waits for the averages
-        step = _step_after(script, clip)
-        statement = plan.anchor(step) if step is not None else None
+        found = _step_after(script, clip)
+        statement = plan.anchor(found[0]) if found is not None else None
         first = _beside(script, clip, statement)
-        if step is None or first is None or not isinstance(statement, cst.SimpleStatementLine):
+        if found is None or first is None or statement is None:
             plan.todo(clip, "average the gradients before clipping: see docs/training.md.")
         elif statement not in prepared:
             prepared.add(statement)
-            assert isinstance(step.func, cst.Attribute)
-            optimizer = script.code(step.func.value)
+            optimizer = script.code(found[1])
             text = "Wait for the mean of all ranks' gradients, so that all ranks clip equally."
             plan.step(5, text, first, f"{optimizer}.synchronize()")
             plan.under([statement], f"with {optimizer}.skip_synchronize():")
@@ -168,17 +168,17 @@ def _is_unscaled(script: Script, clip: cst.Call) -> bool:
     )
 
 
-def _step_after(script: Script, clip: cst.Call) -> cst.Call | None:
+def _step_after(script: Script, clip: cst.Call) -> tuple[cst.Call, cst.BaseExpression] | None:
     """Return the first step of an optimizer after a call, in the same function and loop."""
     loops = script.loops(clip)
-    after = (
-        call
-        for call in step_calls(script)
-        if script.start(call) > script.start(clip)
-        and (not loops or loops[0] in script.ancestors(call))
-        and script.function(call) is script.function(clip)
-    )
-    return next(after, None)
+    for step, optimizer in _steps(script):
+        if (
+            script.start(step) > script.start(clip)
+            and (not loops or loops[0] in script.ancestors(step))
+            and script.function(step) is script.function(clip)
+        ):
+            return step, optimizer
+    return None
 
 
 def _beside(
