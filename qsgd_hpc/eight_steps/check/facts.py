@@ -12,7 +12,7 @@ from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
 from qsgd_hpc.eight_steps.check.helpers import Helpers, api_names, helpers
 from qsgd_hpc.eight_steps.check.ranks import guarded, left_before
 from qsgd_hpc.eight_steps.check.reach import Reach, reach
-from qsgd_hpc.eight_steps.check.rules import rule
+from qsgd_hpc.eight_steps.check.rules import BY_ID
 from qsgd_hpc.eight_steps.reading import Branch, Framework, Loop, Script
 
 __all__ = ["COLLECTIVES", "Event", "Facts", "facts", "trace"]
@@ -202,7 +202,7 @@ class Facts:
             remedy: replaces the rule's.
             absent: whether it reports a missing step, which an unread module may contain.
         """
-        kind = rule(id_)
+        kind = BY_ID[id_]
         level = severity or kind.severity
         if absent and self.helpers.unread:
             level = Severity.WARNING if level is Severity.ERROR else level
