@@ -71,6 +71,10 @@ _DISTRIBUTED_LIBRARIES = {
     "pytorch_lightning": "lightning, with Trainer(strategy=...)",
 }
 _TRAINERS = re.compile(r"^(transformers|trl)\.\w*Trainer$")
+OPERANDS = (
+    *(cst.Name, cst.Attribute, cst.Call, cst.Subscript),
+    *(cst.Integer, cst.Float, cst.SimpleString),
+)
 DEPTH = 12  # most names in a chain of names; longer ones are taken for a cycle
 
 
@@ -259,6 +263,11 @@ class Script(Tree):
         else:
             name = dotted(parent.target) if isinstance(parent, cst.AnnAssign) else ""
         return name if "." not in name or name.startswith("self.") else ""
+
+    def operand(self, node: cst.BaseExpression) -> str:
+        """Return the text of an expression as an operand, in parentheses if it needs them."""
+        whole = node.lpar or isinstance(node, OPERANDS)
+        return self.code(node) if whole else f"({self.code(node)})"
 
     @cached_property
     def entry(self) -> cst.If | cst.Module:

@@ -34,7 +34,6 @@ NOT_MAKERS = ("schedules", "Optimizer")
 OTHER_WAYS = ("DistributedDataParallel", "fully_shard", "FullyShardedDataParallel", "MpiDDP")
 RATE = re.compile(r"(^|_|\b)(lr|rate|warm_?up|peak|batch_size)", re.IGNORECASE)
 SCHEDULE = re.compile(r"[Ss]chedul|LambdaLR|^batch$")
-ATOMS = (cst.Name, cst.Attribute, cst.Integer, cst.Float, cst.Call, cst.Subscript)
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -72,8 +71,7 @@ def check_rate(facts: Facts) -> Iterator[Finding]:
         return
     text = facts.script.code(given)
     scaled = f"{facts.script.alias}.size()"
-    simple = isinstance(given, ATOMS) or given.lpar
-    edit = replace(facts.script, given, f"{text} * {scaled}" if simple else f"({text}) * {scaled}")
+    edit = replace(facts.script, given, f"{facts.script.operand(given)} * {scaled}")
     edits = () if isinstance(given, cst.SimpleString) or is_schedule(facts, given) else (edit,)
     reason = f"learning rate {text} does not depend on the number of ranks"
     yield facts.finding("QH401", call, reason, edits=edits)

@@ -129,7 +129,7 @@ def _data(plan: Plan, fit: cst.Call) -> None:
     x, y = argument(fit, "x", 0), argument(fit, "y", 1)
     steps = argument(fit, "steps_per_epoch")
     if steps is not None:
-        plan.replace(steps, f"{_atom(script, steps)} // hvd.size()")
+        plan.replace(steps, f"{script.operand(steps)} // hvd.size()")
     if x is None:
         plan.todo(fit, words.SHARD_IT)
     elif y is None or tf_data.is_dataset(script, x):
@@ -150,16 +150,6 @@ def _several(script: Script, x: cst.BaseExpression) -> bool:
     made = sources(script, x)
     return any(isinstance(each, kinds) for each in made) or any(
         "Generator" in script.qualified(each) or ".flow" in script.qualified(each) for each in made
-    )
-
-
-def _atom(script: Script, node: cst.BaseExpression) -> str:
-    text = script.code(node)
-    return (
-        text
-        if is_literal(node)
-        or isinstance(node, cst.Name | cst.Call | cst.Attribute | cst.SimpleString)
-        else f"({text})"
     )
 
 
@@ -196,7 +186,7 @@ def reseed(plan: Plan) -> None:
             plan.before(
                 call, "# Each rank draws its own dropout; the initial weights are those of rank 0."
             )
-            text = _atom(script, seed)
+            text = script.operand(seed)
             plan.replace(seed, "hvd.rank()" if text == "0" else f"{text} + hvd.rank()")
 
 
@@ -255,7 +245,7 @@ def _back_up_each(plan: Plan, call: cst.Call) -> None:
         return
     text = "Every rank restores its weights and its epoch from a folder of its own."
     plan.step(7, text, call, once=True)
-    plan.replace(folder, f'{_atom(plan.script, folder)} + f"/rank{{hvd.rank()}}"')
+    plan.replace(folder, f'{plan.script.operand(folder)} + f"/rank{{hvd.rank()}}"')
 
 
 def _explain(plan: Plan, at: cst.CSTNode, texts: Sequence[tuple[int, str]]) -> None:

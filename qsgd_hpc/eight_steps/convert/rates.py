@@ -35,13 +35,11 @@ KERAS_RATES: Mapping[str, str] = {
     "AdamW": "0.001", "Adamax": "0.001", "Ftrl": "0.001", "Lion": "0.001", "Nadam": "0.001",
     "RMSprop": "0.001", "SGD": "0.01",
 }  # fmt: skip
-SIMPLE = cst.Name | cst.Attribute | cst.Integer | cst.Float | cst.Call | cst.Subscript
 
 
 def scaled(script: Script, rate: cst.BaseExpression) -> str:
     """Return the rate times the number of ranks, as Python code."""
-    text = script.code(rate)
-    return f"{text if isinstance(rate, SIMPLE) else f'({text})'} * hvd.size()"
+    return f"{script.operand(rate)} * hvd.size()"
 
 
 def scale(plan: Plan, rate: cst.BaseExpression) -> None:

@@ -107,9 +107,7 @@ def _open_sessions(plan: Plan) -> bool:
             last = argument(call, "last_step", 1) or argument(call, "num_steps", 0)
             if last is not None:
                 plan.step(3, words.FEWER, call)
-                code = script.code(last)
-                simple = isinstance(last, cst.Name | cst.Attribute | cst.Integer)
-                plan.replace(last, f"{code if simple else f'({code})'} // hvd.size()")
+                plan.replace(last, f"{script.operand(last)} // hvd.size()")
     if plain:
         _initialised(plan)
     return bool(plain or monitored)

@@ -123,7 +123,7 @@ def _shard_part(plan: Plan, name: str, call: cst.Call) -> None:
         )
         return
     plan.step(3, BEHIND, call)
-    _append_shard(plan, call, f"{_simple(script, call.args[0].value)} // hvd.size()")
+    _append_shard(plan, call, f"{script.operand(call.args[0].value)} // hvd.size()")
 
 
 def _split_alike(plan: Plan, call: cst.Call) -> None:
@@ -212,15 +212,8 @@ def takes(plan: Plan, node: cst.BaseExpression) -> None:
                 count = call.args[0].value
                 if repeated or script.loops(call) or any(a is call for a in sources(script, node)):
                     plan.sharded.add(call)
-                    plan.replace(count, f"{_simple(script, count)} // hvd.size()")
+                    plan.replace(count, f"{script.operand(count)} // hvd.size()")
                     plan.step(3, words.FEWER, call)
-
-
-def _simple(script: Script, node: cst.BaseExpression) -> str:
-    text = script.code(node)
-    return (
-        text if isinstance(node, cst.Name | cst.Attribute | cst.Integer | cst.Call) else f"({text})"
-    )
 
 
 def pin_lines(script: Script) -> list[str]:
