@@ -321,8 +321,13 @@ while True:
         ("h5py.File(f'a{hvd.rank()}', 'w')", False),
         ("h5py.File('a', 'w', driver='mpio')", False),
         ("h5py.File('a', 'r')", False),
+        ("h5py.File('a', a)", False),
+        ("netCDF4.Dataset('a', 'ws')", True),
+        ("zarr.open('a', 'r+')", False),
     ],
 )
 def test_a_file_of_arrays_is_written_by_one_rank(opened, found):
-    text = f"hvd.init()\nimport h5py\nout = {opened}\n" + OTHERS.format(made="wrapped(head)")
+    text = f"hvd.init()\nimport h5py, netCDF4, zarr\nout = {opened}\n" + OTHERS.format(
+        made="wrapped(head)"
+    )
     assert ("QH701" in rules(text)) == found

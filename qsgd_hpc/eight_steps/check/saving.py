@@ -12,6 +12,7 @@ from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Edit, Finding
 from qsgd_hpc.eight_steps.check.ranks import guarded
 from qsgd_hpc.eight_steps.check.reach import is_reference
+from qsgd_hpc.eight_steps.outputs import ARRAYS, opens
 from qsgd_hpc.eight_steps.reading import argument, dotted, receiver
 
 __all__ = ["check"]
@@ -32,7 +33,6 @@ LOGS = re.compile(
     r"|^tensorflow\.(compat\.v1\.)?summary\.FileWriter$"
     rf"|^{KERAS}(src\.)?callbacks\.(TensorBoard|CSVLogger)$"
 )
-ARRAYS = re.compile(r"^(h5py\.File|netCDF4\.Dataset|tables\.open_file)$")
 VALUE_FIRST = re.compile(r"^torch\.save$|saved_model\.save$|\.save_(image|file|model)$")
 KERAS_SAVES = ("save_weights", "save_pretrained")
 SESSIONS = re.compile(r"^tensorflow\.(compat\.v1\.)?train\.MonitoredTrainingSession$")
@@ -75,21 +75,14 @@ def kind_of(facts: Facts, call: cst.Call) -> str:
         return "QH701" if given is not None and facts.script.code(given) != "None" else ""
     if SAVES.match(name) and not name.endswith(("Sequential", "Model")):
         return "QH701"
-    if ARRAYS.match(name) and creates(facts, call):
+    # Ranks may write their own parts of a store of zarr.
+    if ARRAYS.match(name) and not name.startswith("zarr.") and opens(facts.script, call):
         return "QH701"
     if receiver(call, *KERAS_SAVES):
         return "QH701"
     if facts.method(call) in ("save", "export") and own_model(facts, call):
         return "QH701"
     return "QH703" if LOGS.search(name) else ""
-
-
-def creates(facts: Facts, call: cst.Call) -> bool:
-    """Return whether a call opens a file of arrays for writing, by each rank for itself."""
-    mode = argument(call, "mode", 1)
-    text = facts.script.code(mode).strip("'\"") if mode is not None else ""
-    together = argument(call, "driver") or argument(call, "parallel")
-    return re.fullmatch(r"w-?|x|a|r\+", text) is not None and together is None
 
 
 def used_by_some(facts: Facts, call: cst.Call) -> bool:

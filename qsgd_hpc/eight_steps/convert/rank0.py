@@ -9,7 +9,8 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.plan import HEADER, Edit, Plan
-from qsgd_hpc.eight_steps.convert.records import RUNS, looks, muted, nowhere, opens, record_once
+from qsgd_hpc.eight_steps.convert.records import RUNS, looks, muted, nowhere, record_once
+from qsgd_hpc.eight_steps.outputs import WRITES, opens
 from qsgd_hpc.eight_steps.reading import Script, dotted, find, names_in
 
 __all__ = ["guard_outputs", "is_progress_bar"]
@@ -19,9 +20,7 @@ PRINTS = re.compile(
     r"|tqdm(\.\w+)*\.write|logging\.(getLogger\(\)\.)?(debug|info|warning|error|critical|log))$"
 )
 SAVES = re.compile(
-    r"^(torch\.save|numpy\.save\w*|pickle\.dump|json\.dump|joblib\.dump"
-    r"|matplotlib\.pyplot\.(savefig|show)|shutil\.(copy\w*|move|rmtree)"
-    r"|torchvision\.utils\.save_image|safetensors\.(\w+\.)?save_(file|model)|cv2\.imwrite"
+    rf"^({WRITES}|pickle\.dump|json\.dump|matplotlib\.pyplot\.show|shutil\.(copy\w*|move|rmtree)"
     r"|os\.(remove|rename|replace|mkdir|unlink)|(wandb|mlflow|neptune)\.\w+)$"
 )
 METHODS = re.compile(

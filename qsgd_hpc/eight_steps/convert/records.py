@@ -13,9 +13,10 @@ from functools import lru_cache
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.plan import Plan
+from qsgd_hpc.eight_steps.outputs import ARRAYS, OPEN, opens
 from qsgd_hpc.eight_steps.reading import Script, argument, find
 
-__all__ = ["RUNS", "looks", "muted", "nowhere", "opens", "record_once"]
+__all__ = ["RUNS", "looks", "muted", "nowhere", "record_once"]
 
 ONCE = "Every rank needs one; those of the other ranks discard their output."
 TEMPORARY, NOWHERE = "tempfile.mkdtemp()", "os.devnull"
@@ -55,8 +56,7 @@ WRITERS = (
     Choice(re.compile(r"^logging\.(handlers\.)?\w*FileHandler$"), "filename", 0, NOWHERE),
     Choice(re.compile(r"^logging\.basicConfig$"), "filename", -1, NOWHERE),
 )
-FILES = Choice(re.compile(r"^((gzip|io|bz2|lzma|codecs)\.)?open$"), "file", 0, NOWHERE)
-ARRAYS = re.compile(r"^(h5py\.File|netCDF4\.Dataset|zarr\.open\w*|tables\.open_file)$")
+FILES = Choice(OPEN, "file", 0, NOWHERE)
 ELSEWHERE = f'{TEMPORARY} + "/other"'  # these libraries cannot write to the null device
 RUNS = re.compile(r"^mlflow\.(start_run|end_run|set_experiment|create_experiment|active_run)$")
 
@@ -67,17 +67,6 @@ def muted(script: Script) -> frozenset[str]:
     called = (script.called(call) for call in script.calls)
     opened = (name for name in called if any(each.called.match(name) for each in TRACKERS))
     return frozenset(name.partition(".")[0] for name in opened)
-
-
-def opens(script: Script, call: cst.CSTNode) -> bool:
-    """Return whether a call opens a file for writing."""
-    if not isinstance(call, cst.Call):
-        return False
-    name, mode = script.called(call), argument(call, "mode", 1)
-    writing = "wax" if FILES.called.match(name) else "wax+" if ARRAYS.match(name) else ""
-    together = find(call, "driver") or find(call, "parallel")  # all ranks write one file by MPI
-    text = mode.raw_value if isinstance(mode, cst.SimpleString) else ""
-    return not together and any(c in text for c in writing)
 
 
 def record_once(plan: Plan) -> None:
