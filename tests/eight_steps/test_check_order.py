@@ -331,3 +331,22 @@ def test_a_file_of_arrays_is_written_by_one_rank(opened, found):
         made="wrapped(head)"
     )
     assert ("QH701" in rules(text)) == found
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ("np.save('a.npy', a)", True),
+        ("np.savez(file='a.npz', a=a)", True),
+        ("np.save(f'a{hvd.rank()}.npy', a)", False),
+        ("np.savez(file=f'a{hvd.rank()}.npz', a=a)", False),
+        ("plt.savefig('a.png')", True),
+        ("plt.savefig(fname=f'a{hvd.rank()}.png')", False),
+        ("joblib.dump(a, 'a.joblib')", True),
+        ("joblib.dump(a, f'a{hvd.rank()}.joblib')", False),
+        ("if hvd.rank() == 0: plt.savefig('a.png')", False),
+    ],
+)
+def test_arrays_and_plots_are_written_by_one_rank(written, found):
+    text = "import joblib, numpy as np, matplotlib.pyplot as plt\nhvd.init()\n" + written
+    assert ("QH701" in rules(text)) == found

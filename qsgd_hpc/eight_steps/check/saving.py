@@ -12,16 +12,14 @@ from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Edit, Finding
 from qsgd_hpc.eight_steps.check.ranks import guarded
 from qsgd_hpc.eight_steps.check.reach import is_reference
-from qsgd_hpc.eight_steps.outputs import ARRAYS, opens
+from qsgd_hpc.eight_steps.outputs import ARRAYS, WRITES, opens
 from qsgd_hpc.eight_steps.reading import argument, dotted, receiver
 
 __all__ = ["check"]
 
 KERAS = r"(tensorflow\.|tf_keras\.)?keras\."
 SAVES = re.compile(
-    r"^torch\.save$"
-    r"|^torchvision\.utils\.save_image$|^safetensors\.(\w+\.)?save_(file|model)$"
-    r"|^tensorflow\.saved_model\.save$"
+    rf"^({WRITES}|tensorflow\.saved_model\.save)$"
     r"|^tensorflow\.(compat\.v1\.)?train\.(Checkpoint|CheckpointManager|Saver)\(\)\.(save|write)$"
     rf"|^{KERAS}(src\.)?(models\.)?(Sequential|Model|save_model)(\(\)\.(save|save_weights|export))?$"
     rf"|^{KERAS}applications\.[\w.]+\(\)\.(save|save_weights|export)$"
@@ -33,13 +31,17 @@ LOGS = re.compile(
     r"|^tensorflow\.(compat\.v1\.)?summary\.FileWriter$"
     rf"|^{KERAS}(src\.)?callbacks\.(TensorBoard|CSVLogger)$"
 )
-VALUE_FIRST = re.compile(r"^torch\.save$|saved_model\.save$|\.save_(image|file|model)$")
+VALUE_FIRST = re.compile(
+    r"^(torch\.save|joblib\.dump)$|saved_model\.save$|\.save_(image|file|model)$"
+)
 KERAS_SAVES = ("save_weights", "save_pretrained")
 SESSIONS = re.compile(r"^tensorflow\.(compat\.v1\.)?train\.MonitoredTrainingSession$")
 PATHS = (
     "path",
     "f",
     "fp",
+    "file",
+    "fname",
     "filepath",
     "filename",
     "file_prefix",
