@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from qsgd_hpc.eight_steps.check import check
+from qsgd_hpc.eight_steps.convert.cli import to_decide
+from qsgd_hpc.eight_steps.reading import parse
 from tests.eight_steps.scripts import done, torch_script
 
 
@@ -66,6 +69,13 @@ def test_clipping_after_either_backward_pass_is_left_to_the_author():
     assert [note.text for note in made.to_decide] == [
         "average the gradients before clipping: see docs/training.md."
     ]
+
+
+def test_clipping_that_is_left_to_the_author_is_listed_once():
+    made = done(torch_script(f"def clip():\n    {CLIP}  # all", clip="clip()\n        "))
+    listed = to_decide(made, "new.py")
+    assert listed.count("clip") == listed.count("average the gradients before clipping") == 1
+    assert "QH504" in [found.rule.id for found in check(parse(made.after))]
 
 
 def test_state_is_broadcast_behind_a_checkpoint_that_is_loaded():

@@ -147,7 +147,7 @@ def _average_before_clipping(plan: Plan) -> None:
         statement = plan.anchor(found[0]) if found is not None else None
         first = _beside(script, clip, statement)
         if found is None or first is None or statement is None:
-            plan.todo(clip, "average the gradients before clipping: see docs/training.md.")
+            plan.todo(clip, words.CLIP_IT)
         elif statement not in prepared:
             prepared.add(statement)
             optimizer = script.code(found[1])

@@ -17,6 +17,7 @@ WRITTEN = "All ranks have the same state, so one copy is enough."
 SHARD_IT = "shard the data: a rank's part of it, of equal size on all ranks."
 SCALE_IT = "multiply the learning rate by hvd.size(), after a warm-up."
 RAISE_IT = "raise the learning rate to this value over a warm-up."
+CLIP_IT = "average the gradients before clipping: see docs/training.md."
 SCHEDULE = (
     "multiply the learning rates of this schedule by hvd.size(), and divide its number of steps by "
     "hvd.size(), unless it is computed from the length of a rank's part of the data."
