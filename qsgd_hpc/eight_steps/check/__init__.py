@@ -24,8 +24,7 @@ from qsgd_hpc.eight_steps.check import (
     uncalled,
 )
 from qsgd_hpc.eight_steps.check.facts import facts
-from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Rule, Severity
-from qsgd_hpc.eight_steps.check.rules import RULES
+from qsgd_hpc.eight_steps.check.finding import RULES, Edit, Finding, Rule, Severity
 from qsgd_hpc.eight_steps.reading import Script
 
 __all__ = ["RULES", "Edit", "Finding", "Rule", "Severity", "check"]

@@ -8,11 +8,10 @@ from functools import cached_property
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
+from qsgd_hpc.eight_steps.check.finding import BY_ID, Edit, Finding, Severity
 from qsgd_hpc.eight_steps.check.helpers import Helpers, api_names, helpers
 from qsgd_hpc.eight_steps.check.ranks import guarded, left_before
 from qsgd_hpc.eight_steps.check.reach import Reach, reach
-from qsgd_hpc.eight_steps.check.rules import BY_ID
 from qsgd_hpc.eight_steps.reading import Branch, Framework, Loop, Script
 
 __all__ = ["COLLECTIVES", "Event", "Facts", "facts", "trace"]

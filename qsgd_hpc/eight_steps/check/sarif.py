@@ -11,8 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from qsgd_hpc import __version__
-from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Rule
-from qsgd_hpc.eight_steps.check.rules import RULES
+from qsgd_hpc.eight_steps.check.finding import RULES, Edit, Finding, Rule
 
 __all__ = ["sarif"]
 
