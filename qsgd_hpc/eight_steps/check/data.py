@@ -10,7 +10,7 @@ from qsgd_hpc.eight_steps.check.edits import add_argument, insert_before
 from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
 from qsgd_hpc.eight_steps.check.reach import Reach
-from qsgd_hpc.eight_steps.reading import Framework, Loop, argument, dotted
+from qsgd_hpc.eight_steps.reading import Framework, Loop, argument, dotted, find
 
 __all__ = ["check"]
 
@@ -71,7 +71,8 @@ def check_loaders(facts: Facts) -> Iterator[Finding]:
     for call in loaders:
         if call in sharded and unequal(facts, call):
             reason = "a rank with a larger share takes one more batch and waits forever"
-            yield facts.finding("QH305", call, reason, edits=drop_edits(facts, call))
+            edits = (add_argument(script, call, "drop_last=True"),)
+            yield facts.finding("QH305", call, reason, edits=edits)
         elif not sharded:  # else one function may train and validate, and get the loaders of both
             reason = "every rank trains on all of it"
             yield facts.finding("QH301", call, reason, edits=loader_edits(facts, call), absent=True)
@@ -83,28 +84,22 @@ def loader_edits(facts: Facts, call: cst.Call) -> tuple[Edit, ...]:
     dataset = argument(call, "dataset", 0)
     whole = any(i.module == "torch" and i.alias == "torch" for i in script.imports)
     ways = ("sampler", "batch_sampler")
-    taken = any(argument(call, name) is not None for name in ways) or len(positional(call)) > 2
+    taken = any(argument(call, name) is not None for name in ways) or (
+        sum(each.keyword is None for each in call.args) > 2
+    )
     if not whole or taken or not dotted(dataset) or any(each.star for each in call.args):
         return ()
     name = script.code(dataset) if dataset is not None else ""
     ranks = f"num_replicas={hvd}.size(), rank={hvd}.rank()"
-    shuffle = next((a for a in call.args if a.keyword and a.keyword.value == "shuffle"), None)
-    if shuffle is None:
-        sampler = f"sampler={SAMPLER}({name}, {ranks}, shuffle=False)"
-        return (add_argument(script, call, sampler),)
-    if dotted(shuffle.value) not in ("True", "False"):
+    shuffle = find(call, "shuffle")
+    shuffles = dotted(shuffle.value) if shuffle is not None else "False"
+    if shuffles not in ("True", "False"):
         return ()
-    order = "" if dotted(shuffle.value) == "True" else ", shuffle=False"
-    place = Edit(
-        script.start(shuffle),
-        script.end(shuffle.value),
-        f"sampler={SAMPLER}({name}, {ranks}{order})",
-    )
-    return (place,)
-
-
-def positional(call: cst.Call) -> list[cst.Arg]:
-    return [each for each in call.args if each.keyword is None]
+    order = "" if shuffles == "True" else ", shuffle=False"
+    sampler = f"sampler={SAMPLER}({name}, {ranks}{order})"
+    if shuffle is None:
+        return (add_argument(script, call, sampler),)
+    return (Edit(script.start(shuffle), script.end(shuffle.value), sampler),)
 
 
 def unequal(facts: Facts, call: cst.Call) -> bool:
@@ -130,10 +125,6 @@ def sliced_by_rank(facts: Facts, made: cst.CSTNode) -> bool:
         return facts.reach(made).shares()
     slices = [n for n in facts.script.inside(made) if isinstance(n, cst.Slice) and n.step]
     return any("size" in facts.reach(n).api for n in slices)
-
-
-def drop_edits(facts: Facts, call: cst.Call) -> tuple[Edit, ...]:
-    return (add_argument(facts.script, call, "drop_last=True"),)
 
 
 def check_samplers(facts: Facts) -> Iterator[Finding]:

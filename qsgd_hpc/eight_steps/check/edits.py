@@ -10,7 +10,7 @@ from qsgd_hpc.eight_steps.check.finding import Edit
 from qsgd_hpc.eight_steps.lines import margin, starts
 from qsgd_hpc.eight_steps.reading import Script
 
-__all__ = ["add_argument", "apply", "guard", "insert_after", "insert_before", "replace"]
+__all__ = ["add_argument", "apply", "behind", "guard", "insert_after", "insert_before", "replace"]
 
 
 def replace(script: Script, node: cst.CSTNode, text: str) -> Edit:
@@ -26,19 +26,14 @@ def alone(script: Script, statement: cst.BaseStatement) -> bool:
     return not is_elif and not script.indentation(statement).strip()
 
 
-def ending(script: Script) -> str:
-    return script.module.default_newline
-
-
 def insert_before(script: Script, node: cst.CSTNode, *lines: str) -> tuple[Edit, ...]:
     """Insert lines before the statement that contains a node, with the same indentation."""
     statement = script.statement(node)
     if not alone(script, statement):
         return ()
-    line, _ = script.start(statement)
-    indent = script.indentation(statement)
-    text = "".join(f"{indent}{each}{ending(script)}" for each in lines)
-    return (Edit((line, 0), (line, 0), text),)
+    place = (script.line(statement), 0)
+    indent, end = script.indentation(statement), script.module.default_newline
+    return (Edit(place, place, "".join(f"{indent}{each}{end}" for each in lines)),)
 
 
 def insert_after(script: Script, node: cst.CSTNode, *lines: str) -> tuple[Edit, ...]:
@@ -47,22 +42,25 @@ def insert_after(script: Script, node: cst.CSTNode, *lines: str) -> tuple[Edit, 
     if not alone(script, statement):
         return ()
     line, _ = script.end(statement)
-    indent = script.indentation(statement)
-    text = "".join(f"{ending(script)}{indent}{each}" for each in lines)
-    end = (line, len(script.lines[line - 1]))
-    return (Edit(end, end, text),)
+    place = (line, len(script.lines[line - 1]))
+    indent, end = script.indentation(statement), script.module.default_newline
+    return (Edit(place, place, "".join(f"{end}{indent}{each}" for each in lines)),)
 
 
 def add_argument(script: Script, call: cst.Call, text: str) -> Edit:
     """Add an argument after the last one of a call."""
-    if not call.args:
+    if call.args:
+        place, text = behind(script, call.args[-1]), f", {text}"
+    else:
         line, column = script.end(call)
-        return Edit((line, column - 1), (line, column - 1), text)
-    end = script.end(call.args[-1].value)
-    value = call.args[-1].value
-    parens = len(getattr(value, "rpar", ()))
-    line, column = end
-    return Edit((line, column + parens), (line, column + parens), f", {text}")
+        place = (line, column - 1)
+    return Edit(place, place, text)
+
+
+def behind(script: Script, arg: cst.Arg) -> tuple[int, int]:
+    """Return the place after the value of an argument and the parentheses around it."""
+    line, column = script.end(arg.value)
+    return line, column + len(getattr(arg.value, "rpar", ()))
 
 
 def guard(script: Script, node: cst.CSTNode, condition: str) -> tuple[Edit, ...]:
@@ -78,7 +76,7 @@ def guard(script: Script, node: cst.CSTNode, condition: str) -> tuple[Edit, ...]
         return ()
     indent = script.indentation(statement)
     step = script.module.default_indent
-    head = Edit((first, 0), (first, 0), f"{indent}if {condition}:{ending(script)}")
+    head = Edit((first, 0), (first, 0), f"{indent}if {condition}:{script.module.default_newline}")
     numbered = [(n, script.lines[n - 1]) for n in range(first, last + 1)]
     begins = [(n, margin(line)) for n, line in numbered if line.strip()]
     return (head, *(Edit(begin, begin, step) for begin in begins))

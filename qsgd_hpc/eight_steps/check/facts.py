@@ -12,7 +12,7 @@ from qsgd_hpc.eight_steps.check.finding import BY_ID, Edit, Finding, Severity
 from qsgd_hpc.eight_steps.check.helpers import Helpers, api_names, helpers
 from qsgd_hpc.eight_steps.check.ranks import guarded, left_before
 from qsgd_hpc.eight_steps.check.reach import Reach, reach
-from qsgd_hpc.eight_steps.reading import Branch, Framework, Loop, Script
+from qsgd_hpc.eight_steps.reading import Branch, Framework, Loop, Script, argument
 
 __all__ = ["COLLECTIVES", "Event", "Facts", "facts", "trace"]
 
@@ -145,7 +145,7 @@ class Facts:
 
     def collective(self, call: cst.Call) -> str:
         """Return the name of a call's collective of all ranks, "" for other calls."""
-        if any(a.keyword is not None and a.keyword.value == "process_set" for a in call.args):
+        if argument(call, "process_set") is not None:
             return ""
         name = self.script.api(call)
         last = name.rpartition(".")[2]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.check.edits import replace
+from qsgd_hpc.eight_steps.check.edits import behind, replace
 from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Edit, Finding
 from qsgd_hpc.eight_steps.reading import Framework, Script, argument
@@ -146,8 +146,3 @@ def without(script: Script, call: cst.Call, arg: cst.Arg) -> tuple[Edit, ...]:
     if len(call.args) > 1:
         return (Edit(script.start(arg), script.start(call.args[1]), ""),)
     return () if isinstance(arg.comma, cst.Comma) else (Edit(script.start(arg), end, ""),)
-
-
-def behind(script: Script, arg: cst.Arg) -> tuple[int, int]:
-    line, column = script.end(arg.value)
-    return line, column + len(getattr(arg.value, "rpar", ()))

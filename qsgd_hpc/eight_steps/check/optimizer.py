@@ -82,20 +82,15 @@ def rate_of(call: cst.Call) -> cst.BaseExpression | None:
     for name in ("lr", "learning_rate"):
         if (given := argument(call, name)) is not None:
             return given
-    return None if keyword_of(call, "params") else first_rate(call)
-
-
-def keyword_of(call: cst.Call, name: str) -> bool:
-    return any(each.keyword is not None and each.keyword.value == name for each in call.args)
+    return None if argument(call, "params") is not None else first_rate(call)
 
 
 def first_rate(call: cst.Call) -> cst.BaseExpression | None:
     """Return a positional rate: the only argument, or the second one after parameters."""
     placed = [each.value for each in call.args if each.keyword is None and not each.star]
-    if placed and isinstance(placed[0], cst.Call):
-        func = placed[0].func
-        if isinstance(func, cst.Attribute) and func.attr.value.endswith("parameters"):
-            return placed[1] if len(placed) > 1 else None
+    func = placed[0].func if placed and isinstance(placed[0], cst.Call) else None
+    if isinstance(func, cst.Attribute) and func.attr.value.endswith("parameters"):
+        return placed[1] if len(placed) > 1 else None
     return placed[0] if len(placed) == 1 else None
 
 

@@ -46,24 +46,17 @@ def check_init(facts: Facts) -> Iterator[Finding]:
     first = facts.events[used[0]]
     if not facts.uses("init"):
         if facts.trains or first.call in facts.calls("rank", "size", *COLLECTIVES):
-            edits = insert_before(facts.script, place_of_init(facts, first), init_line(facts))
+            init = f"{facts.script.alias}.init()"
+            edits = insert_before(facts.script, place_of_init(facts, first), init)
             reason = f"{facts.script.code(first.call.func)} is called, but init never is"
             yield facts.finding("QH101", first.call, reason, edits=edits, absent=True)
         return
     inits = facts.places("init")
-    if inits and used[0] < inits[0] and not initialised_before(facts, inits[0]):
+    in_helper = "init" in facts.helpers.names  # which may come first
+    if inits and used[0] < inits[0] and not in_helper:
         called = facts.script.code(first.call.func)
         line = facts.script.line(facts.events[inits[0]].call)
         yield facts.finding("QH102", first.call, f"{called} is called before init (line {line})")
-
-
-def initialised_before(facts: Facts, place: int) -> bool:
-    """Return whether a helper may have called init before this place."""
-    return "init" in facts.helpers.names
-
-
-def init_line(facts: Facts) -> str:
-    return f"{facts.script.alias}.init()"
 
 
 def place_of_init(facts: Facts, first: Event) -> cst.CSTNode:
