@@ -18,13 +18,7 @@ from qsgd_hpc.errors import UsageError
 
 __all__ = ["FRAMEWORKS", "Conversion", "convert"]
 
-FRAMEWORKS: Mapping[str, Framework] = {
-    "torch": Framework.TORCH,
-    "keras": Framework.KERAS,
-    "tf2": Framework.TF2,
-    "tf1": Framework.TF1,
-    "jax": Framework.JAX,
-}
+FRAMEWORKS: Mapping[str, Framework] = {each.name.lower(): each for each in Framework}
 """Frameworks by the values of ``--framework``."""
 RULES: Mapping[Framework, Callable[[Plan], None]] = {
     Framework.TORCH: convert_torch,

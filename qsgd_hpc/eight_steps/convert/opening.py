@@ -81,12 +81,9 @@ def open_script(plan: Plan, module: str, more: Sequence[str], pin: Sequence[str]
     script = plan.script
     entry = script.entry
     first = entry.body.body[0] if isinstance(entry, cst.If) else None
-    if not isinstance(first, cst.BaseStatement):
-        first = None
-    in_entry = first is not None and not (
-        plan.needs_module_level_init or calls_at_module_level(script)
-    )
-    at: cst.CSTNode = first if in_entry and first is not None else script.module.body[0]
+    early = plan.needs_module_level_init or calls_at_module_level(script)
+    in_entry = isinstance(first, cst.BaseStatement) and not early
+    at = first if first is not None and in_entry else script.module.body[0]
     imports = [*more, *plan.imports, f"import {module} as hvd"]
     begin = [
         *plan.comment(1, "From here on every rank knows its number and how many there are.", at),
@@ -95,8 +92,8 @@ def open_script(plan: Plan, module: str, more: Sequence[str], pin: Sequence[str]
         *pin,
         *plan.opening,
     ]
-    if in_entry and first is not None:
-        plan.before(first, *begin)
+    if in_entry:
+        plan.before(at, *begin)
         _insert_imports(plan, imports)
     else:
         _insert_imports(plan, [*imports, "", *begin])

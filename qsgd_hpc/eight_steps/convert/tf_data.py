@@ -16,7 +16,10 @@ from qsgd_hpc.eight_steps.reading import Script, dotted, find, receiver
 __all__ = ["is_dataset", "pin_lines", "shard_dataset", "takes"]
 
 SOURCE = re.compile(r"^tensorflow\.data\.Dataset\.from_tensor_slices$")
-DATASET = re.compile(r"^(tensorflow\.data\.|tensorflow_datasets\.|keras\.utils\.\w+_dataset_from)")
+DATASET = re.compile(
+    r"^(tensorflow\.data\.|tensorflow_datasets\.|keras\.utils\.\w+_dataset_from)"
+    r"|tensorflow\.data\.Dataset|\.from_tensor_slices\("
+)
 CHAINED = re.compile(r"((?:\r\n?|\n)[ \t]*)\.")
 TEXT = "A shard before shuffling and batching, of equal size on all ranks."
 BEHIND = "A shard of this part, which all ranks split off alike, of equal size on all ranks."
@@ -33,11 +36,7 @@ def chain(node: cst.BaseExpression | None) -> list[cst.Call]:
 
 def is_dataset(script: Script, node: cst.BaseExpression) -> bool:
     """Return whether an expression is a data set of TensorFlow, as far as the text shows."""
-    return any(DATASET.match(script.qualified(each)) for each in sources(script, node)) or any(
-        part in script.qualified(each)
-        for each in sources(script, node)
-        for part in ("tensorflow.data.Dataset", ".from_tensor_slices(")
-    )
+    return any(DATASET.search(script.qualified(each)) for each in sources(script, node))
 
 
 def origins(script: Script, node: cst.BaseExpression, depth: int = 8) -> list[cst.Call]:
