@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -54,6 +54,7 @@ __all__ = [
     "parse",
     "read",
     "receiver",
+    "source",
 ]
 
 _DISTRIBUTED_CALLS = (
@@ -228,6 +229,17 @@ class Script(Tree):
             return None
         return argument(calls[0], parameter.name, parameter.index) or parameter.value
 
+    def calls_of(self, function: cst.FunctionDef | None) -> tuple[cst.Call, ...]:
+        """Return the calls of one of the script's functions or methods; none of None."""
+        return tuple(c for c in self.calls if function and self.definition(c) is function)
+
+    def passed(self, parameter: Binding) -> Iterator[cst.BaseExpression | None]:
+        """Yield what each call of a function or method passes for its parameter, if anything."""
+        owner = self.function(parameter.at)
+        is_method = owner is not None and self.class_of(owner) is not None
+        for call in self.calls_of(owner):
+            yield argument(call, parameter.name, parameter.index - is_method)
+
     @cached_property
     def imports(self) -> tuple[Import, ...]:
         """The modules imported, also inside functions."""
@@ -381,14 +393,22 @@ def _fault(text: str, error: cst.ParserSyntaxError) -> tuple[int, str]:
     return error.raw_line, error.message.splitlines()[0]
 
 
+def source(path: Path) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        UsageError: the file does not exist or cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+
+
 def read(path: Path) -> Script:
     """Read a script from a file.
 
     Raises:
         UsageError: the file does not exist, cannot be read, or is not Python.
     """
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from None
-    return parse(source, path)
+    return parse(source(path), path)

@@ -13,18 +13,11 @@ from qsgd_hpc.eight_steps.convert.conversion import FRAMEWORKS, Conversion
 from qsgd_hpc.eight_steps.convert.conversion import convert as converted
 from qsgd_hpc.eight_steps.convert.plan import TODO
 from qsgd_hpc.eight_steps.lines import lines as split
-from qsgd_hpc.eight_steps.reading import parse
+from qsgd_hpc.eight_steps.reading import parse, source
 from qsgd_hpc.eight_steps.steps import STEPS
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert", "to_decide"]
-
-
-def _read(script: Path) -> bytes:
-    try:
-        return script.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{script}: {error.strerror or error}") from None
 
 
 def _write(out: Path, done: Conversion) -> None:
@@ -58,7 +51,7 @@ def convert(script: Path, output: Path | None, framework: str, diff: bool, expla
     qsgd-hpc run -np 2 train_hvd.py
     qsgd-hpc convert train.py --diff --explain
     """
-    done = converted(_read(script), script, FRAMEWORKS.get(framework))
+    done = converted(source(script), script, FRAMEWORKS.get(framework))
     if output is not None:
         _write(output, done)
     if diff:

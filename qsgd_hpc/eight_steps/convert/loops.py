@@ -143,17 +143,9 @@ def sources(
         return (node,)
     if found.how != "parameter":
         return sources(script, found.value, depth - 1) if found.value is not None else (node,)
-    owner = next((a for a in script.ancestors(found.at) if isinstance(a, cst.FunctionDef)), None)
-    if owner is None:
-        return (node,)
-    method = script.class_of(owner) is not None
-    given: list[cst.BaseExpression] = []
-    for call in script.calls:
-        if script.definition(call) is owner:
-            value = argument(call, found.name, found.index - method)
-            value = value if value is not None else found.value
-            given += [] if value is None else sources(script, value, depth - 1)
-    return tuple(given) or (node,)
+    values = [value if value is not None else found.value for value in script.passed(found)]
+    given = [sources(script, value, depth - 1) for value in values if value is not None]
+    return tuple(each for several in given for each in several) or (node,)
 
 
 def range_of(script: Script, loop: Loop) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:

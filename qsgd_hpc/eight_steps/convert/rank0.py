@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import libcst as cst
 
@@ -111,21 +111,14 @@ def output_of(script: Script, part: cst.CSTNode) -> cst.Call | None:
 
 
 def own_work(
-    plan: Plan, node: cst.CSTNode, training: frozenset[cst.FunctionDef]
+    script: Script, node: cst.CSTNode, training: frozenset[cst.FunctionDef]
 ) -> tuple[bool, bool]:
     """Return whether an expression calls the script's own functions that train, or that loop."""
-    script = plan.script
     own = [script.definition(call) for call in script.calls_in(node)]
     functions = [function for function in own if function is not None]
     trains = any(function in training for function in functions)
     works = (cst.For, cst.While, cst.With)
     return trains, any(isinstance(n, works) for f in functions for n in script.inside(f.body))
-
-
-def blocks(script: Script) -> Iterator[cst.Module | cst.IndentedBlock]:
-    for node in script.nodes:
-        if isinstance(node, cst.Module | cst.IndentedBlock):
-            yield node
 
 
 def guard_outputs(plan: Plan, training: frozenset[cst.FunctionDef], first_line: int) -> None:
@@ -137,30 +130,30 @@ def guard_outputs(plan: Plan, training: frozenset[cst.FunctionDef], first_line: 
     """
     script = plan.script
     record_once(plan)
-    done: list[cst.CSTNode] = []
-    for block in blocks(script):
-        if any(outer is each for outer in script.ancestors(block) for each in done):
+    done: set[cst.CSTNode] = set()
+    for block in script.nodes:
+        if not isinstance(block, cst.Module | cst.IndentedBlock):
+            continue
+        if not done.isdisjoint(script.ancestors(block)):
             continue
         group: list[cst.BaseStatement] = []
         for statement in block.body:
             assert isinstance(statement, cst.BaseStatement)
-            if script.line(statement) > first_line and _alone(plan, statement, training):
-                if group and _hoists(plan, statement, training):
-                    _guard(plan, group, training)
-                    group = []
-                group.append(statement)
-                done.append(statement)
-            elif group:
+            alone = script.line(statement) > first_line and _alone(plan, statement, training)
+            if group and (not alone or _hoists(plan, statement, training)):
                 _guard(plan, group, training)
                 group = []
+            if alone:
+                group.append(statement)
+                done.add(statement)
         if group:
             _guard(plan, group, training)
     for node in script.nodes:
-        parent = script.parents.get(node)
-        if isinstance(node, cst.SimpleStatementSuite) and not outputs(script, parent or node):
-            for part in node.body:
-                if output_of(script, part) is not None:
-                    plan.todo(node, "every rank does this, but only rank 0 should write or print.")
+        if not isinstance(node, cst.SimpleStatementSuite):
+            continue
+        some = any(output_of(script, part) is not None for part in node.body)
+        if some and not outputs(script, script.parents.get(node, node)):
+            plan.todo(node, "every rank does this, but only rank 0 should write or print.")
     _bars(plan)
 
 
@@ -171,7 +164,7 @@ def _split(plan: Plan, line: cst.SimpleStatementLine, training: frozenset[cst.Fu
     calls = [call for call in found if call is not None]
     if not calls:
         return
-    if any(any(own_work(plan, call, training)) for call in calls):
+    if any(any(own_work(plan.script, call, training)) for call in calls):
         plan.todo(line, "every rank must do the work in this, but only rank 0 write or print.")
         return
     start = plan.newline + script.indentation(line)
@@ -187,7 +180,9 @@ def _split(plan: Plan, line: cst.SimpleStatementLine, training: frozenset[cst.Fu
 
 
 def _hoists(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.FunctionDef]) -> bool:
-    return any(any(own_work(plan, call, training)) for call in outputs(plan.script, statement))
+    return any(
+        any(own_work(plan.script, call, training)) for call in outputs(plan.script, statement)
+    )
 
 
 def _alone(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.FunctionDef]) -> bool:
@@ -207,7 +202,7 @@ def _alone(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.Fun
             _split(plan, statement, training)
         return False
     for call in calls:
-        trains, _ = own_work(plan, call, training)
+        trains, _ = own_work(plan.script, call, training)
         hoistable = len(calls) == 1 and isinstance(statement, cst.SimpleStatementLine)
         if trains and not (is_print(script, call) and hoistable):
             plan.todo(statement, "every rank must do the training in this, but only rank 0 write.")
@@ -231,7 +226,7 @@ def _guard(
     script = plan.script
     calls = [call for statement in group for call in outputs(script, statement)]
     for call in calls:
-        if is_print(script, call) and any(own_work(plan, call, training)):
+        if is_print(script, call) and any(own_work(plan.script, call, training)):
             _hoist(plan, call)
     saves = [c for c in calls if not is_print(script, c)]
     opens = any(isinstance(statement, cst.With) for statement in group)

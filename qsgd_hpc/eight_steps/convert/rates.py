@@ -135,13 +135,7 @@ def _names_along(script: Script, loop: TrainLoop) -> Iterator[str]:
     yield dotted(over)
     bound = script.binding(over)
     if bound is not None and bound.how == "parameter":
-        function = script.function(loop.loop)
-        for call in script.calls:
-            if script.definition(call) is function and function is not None:
-                method = script.class_of(function) is not None
-                given = argument(call, bound.name, bound.index - method)
-                if given is not None and dotted(given):
-                    yield dotted(given)
+        yield from (dotted(given) for given in script.passed(bound) if dotted(given))
 
 
 def steps_of(

@@ -111,8 +111,7 @@ def _shard_part(plan: Plan, name: str, call: cst.Call) -> None:
     if call in plan.sharded:
         return
     plan.sharded.add(call)
-    function = script.function(call)
-    callers = [c for c in script.calls if function and script.definition(c) is function]
+    callers = script.calls_of(script.function(call))
     _split_alike(plan, call)
     if name == "skip" or len(callers) > 1:
         plan.todo(
@@ -173,8 +172,7 @@ def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None
     if call in plan.sharded:
         return
     plan.sharded.add(call)
-    function = script.function(call)
-    callers = [c for c in script.calls if function and script.definition(c) is function]
+    callers = script.calls_of(script.function(call))
     given = call.args[0].value
     first = given.elements[0].value if isinstance(given, cst.Tuple | cst.List) else given
     if len(callers) > 1:

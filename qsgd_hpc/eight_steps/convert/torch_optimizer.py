@@ -61,18 +61,18 @@ def made(plan: Plan) -> list[Made]:
     return found
 
 
-def models(script: Script, call: cst.Call) -> tuple[list[str], bool]:
-    """Return the models of an optimizer, and whether it has exactly the parameters of one."""
+def models(script: Script, call: cst.Call) -> tuple[list[str], str]:
+    """Return the models of an optimizer, and named_parameters= if it has exactly those of one."""
     given = find(call, "params", 0)
     if given is None:
-        return [], False
+        return [], ""
     expression = script.value(given.value)
     names: list[str] = []
     for node in script.inside(expression):
         names.append(dotted(receiver(node, "parameters", "named_parameters")))
     names = list(dict.fromkeys(n for n in names if n))
-    whole = isinstance(expression, cst.Call) and len(names) == 1
-    return names, whole and script.code(expression) == f"{names[0]}.parameters()"
+    whole = len(names) == 1 and script.code(expression) == f"{names[0]}.parameters()"
+    return names, f", named_parameters={names[0]}.named_parameters()" if whole else ""
 
 
 def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) -> None:
@@ -86,8 +86,7 @@ def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) 
         if not each.target:
             _wrap_in_place(plan, each.calls[0])
             continue
-        names, whole = models(script, each.calls[0])
-        named = f", named_parameters={names[0]}.named_parameters()" if whole else ""
+        names, named = models(script, each.calls[0])
         passes = _passes(plan, loops, each)
         given = f"{each.target}{named}{passes}"
         wrap = [f"{each.target} = hvd.DistributedOptimizer({given})"]
@@ -119,8 +118,7 @@ def _scale(plan: Plan, call: cst.Call) -> None:
 
 
 def _wrap_in_place(plan: Plan, call: cst.Call) -> None:
-    names, whole = models(plan.script, call)
-    named = f", named_parameters={names[0]}.named_parameters()" if whole else ""
+    names, named = models(plan.script, call)
     plan.wrap(call, "hvd.DistributedOptimizer(", f"{named})")
     plan.step(5, words.MEAN, call, once=True)
     if names:
