@@ -43,17 +43,11 @@ def api_name(qualified: str) -> str:
 
 
 TF1_NAMES = (
-    "tensorflow.compat.v1.",
-    "tensorflow.Session",
-    "tensorflow.InteractiveSession",
-    "tensorflow.placeholder",
-    "tensorflow.global_variables_initializer",
-    "tensorflow.train.MonitoredTrainingSession",
-    "tensorflow.train.MonitoredSession",
-    "tensorflow.layers.",
-    "tensorflow.estimator.",
-    "tensorflow.app.run",
-)
+    "tensorflow.compat.v1.", "tensorflow.Session", "tensorflow.InteractiveSession",
+    "tensorflow.placeholder", "tensorflow.global_variables_initializer",
+    "tensorflow.train.MonitoredTrainingSession", "tensorflow.train.MonitoredSession",
+    "tensorflow.layers.", "tensorflow.estimator.", "tensorflow.app.run",
+)  # fmt: skip
 TF1_EITHER = (  # names of TensorFlow 1 that scripts for TensorFlow 2 use, too
     "tensorflow.compat.v1.logging.",
     "tensorflow.compat.v1.config.",

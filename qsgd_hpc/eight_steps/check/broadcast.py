@@ -16,26 +16,14 @@ from qsgd_hpc.eight_steps.reading import Framework, Script, argument, dotted, re
 __all__ = ["check"]
 
 OF_STATE = (
-    "broadcast_parameters",
-    "broadcast_optimizer_state",
-    "broadcast_variables",
+    "broadcast_parameters", "broadcast_optimizer_state", "broadcast_variables",
     "broadcast_global_variables",
-)
+)  # fmt: skip
 OTHERS = (
-    "BroadcastGlobalVariablesHook",
-    "BroadcastGlobalVariablesCallback",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async_",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "TorchState",
-    "KerasState",
-    "TensorFlowState",
-    "TensorFlowKerasState",
-    "JaxState",
-    "ObjectState",
-)
+    "BroadcastGlobalVariablesHook", "BroadcastGlobalVariablesCallback", "broadcast", "broadcast_",
+    "broadcast_async_", "broadcast_object", "broadcast_object_fn", "TorchState", "KerasState",
+    "TensorFlowState", "TensorFlowKerasState", "JaxState", "ObjectState",
+)  # fmt: skip
 LOADS = ("load_state_dict", "load_weights")
 SEEDS = ("manual_seed", "set_random_seed", "set_seed", "seed_everything", "PRNGKey", "key")
 

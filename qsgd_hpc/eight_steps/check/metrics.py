@@ -19,17 +19,9 @@ METRIC = re.compile(
     re.IGNORECASE,
 )
 AVERAGES = (
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "grouped_allreduce",
-    "allgather",
-    "allgather_object",
-    "gather",
-    "MetricAverageCallback",
-    "reducescatter",
-)
+    "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "grouped_allreduce",
+    "allgather", "allgather_object", "gather", "MetricAverageCallback", "reducescatter",
+)  # fmt: skip
 CLOCK = re.compile(r"^(time\.(time|monotonic|perf_counter)|datetime\.datetime\.(utc)?now)$")
 SHARDS = frozenset(("rank", "size", "ElasticSampler"))
 # Keras's callbacks that make decisions from a metric, separately on each rank.

@@ -122,11 +122,9 @@ def rates(facts: Facts, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 TAPES = ("DistributedGradientTape", "PartialDistributedGradientTape")
 WRAPPERS = (
-    "DistributedOptimizer",
-    "PartialDistributedOptimizer",
-    "DistributedAdasumOptimizer",
+    "DistributedOptimizer", "PartialDistributedOptimizer", "DistributedAdasumOptimizer",
     "load_model",
-)
+)  # fmt: skip
 
 
 REDUCTIONS = frozenset(

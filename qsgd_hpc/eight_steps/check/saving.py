@@ -37,18 +37,9 @@ VALUE_FIRST = re.compile(
 KERAS_SAVES = ("save_weights", "save_pretrained")
 SESSIONS = re.compile(r"^tensorflow\.(compat\.v1\.)?train\.MonitoredTrainingSession$")
 PATHS = (
-    "path",
-    "f",
-    "fp",
-    "file",
-    "fname",
-    "filepath",
-    "filename",
-    "file_prefix",
-    "save_path",
-    "log_dir",
-    "backup_dir",
-)
+    "path", "f", "fp", "file", "fname", "filepath", "filename", "file_prefix", "save_path",
+    "log_dir", "backup_dir",
+)  # fmt: skip
 
 
 def check(facts: Facts) -> Iterator[Finding]:

@@ -14,23 +14,13 @@ from qsgd_hpc.eight_steps.reading import Framework, dotted
 __all__ = ["check"]
 
 AFTER_INIT = COLLECTIVES | {
-    "rank",
-    "size",
-    "local_rank",
-    "local_size",
-    "cross_rank",
-    "cross_size",
-    "DistributedOptimizer",
-    "join",
+    *("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"),
+    *("DistributedOptimizer", "join"),
 }
 PINS = (
-    "CUDA_VISIBLE_DEVICES",
-    "LOCAL_RANK",
-    "LOCALID",
-    "set_visible_devices",
-    "visible_device_list",
+    "CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "LOCALID", "set_visible_devices", "visible_device_list",
     "local_device_ids",
-)
+)  # fmt: skip
 
 
 def check(facts: Facts) -> Iterator[Finding]:

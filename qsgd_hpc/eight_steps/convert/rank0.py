@@ -64,13 +64,8 @@ def is_progress_bar(script: Script, call: cst.Call) -> bool:
 def only_writes(script: Script, statement: cst.With) -> bool:
     """Return whether a block has no results that later lines or other ranks may need."""
     works = (
-        cst.For,
-        cst.While,
-        cst.Assign,
-        cst.AnnAssign,
-        cst.AugAssign,
-        cst.NamedExpr,
-        cst.Return,
+        *(cst.For, cst.While, cst.Return),
+        *(cst.Assign, cst.AnnAssign, cst.AugAssign, cst.NamedExpr),
     )
     inner = script.inside(statement.body)
     opened = {dotted(item.asname.name) for item in statement.items if item.asname is not None}

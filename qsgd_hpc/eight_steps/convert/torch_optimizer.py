@@ -212,19 +212,10 @@ def _broadcast(
 
 
 # Schedulers that set the rate to their own values and would undo a warm-up.
-OWN_RATES = frozenset(
-    {
-        "ChainedScheduler",
-        "ConstantLR",
-        "CosineAnnealingWarmRestarts",
-        "CyclicLR",
-        "LambdaLR",
-        "LinearLR",
-        "MultiplicativeLR",
-        "OneCycleLR",
-        "SequentialLR",
-    }
-)
+OWN_RATES = {
+    "ChainedScheduler", "ConstantLR", "CosineAnnealingWarmRestarts", "CyclicLR", "LambdaLR",
+    "LinearLR", "MultiplicativeLR", "OneCycleLR", "SequentialLR",
+}  # fmt: skip
 
 
 def warm_up(
