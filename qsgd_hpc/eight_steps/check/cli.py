@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
-from qsgd_hpc.eight_steps.check.finding import Finding, Severity
+from qsgd_hpc import __version__
+from qsgd_hpc.eight_steps.check.finding import RULES, Edit, Finding, Rule, Severity
 from qsgd_hpc.eight_steps.check.fixing import Fixed, diff, examine, fix
 from qsgd_hpc.eight_steps.check.helpers import helpers
-from qsgd_hpc.eight_steps.check.sarif import sarif
 from qsgd_hpc.eight_steps.reading import Script, distributed_without_hvd, read
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.words import counted, listing
@@ -47,7 +48,7 @@ def check_command(
     read_ones = [read(path) for path in dict.fromkeys(scripts)]
     serial = [each for each in read_ones if not is_distributed(each)]
     known = [each for each in read_ones if each not in serial]
-    results = [outcome(each, correct or show) for each in known]
+    results = [fix(each) if correct or show else examine(each) for each in known]
     if correct:
         for before, after in zip(known, results, strict=True):
             write(before, after.script)
@@ -68,11 +69,6 @@ def is_distributed(script: Script) -> bool:
     return bool(script.distributed or helpers(script).names)
 
 
-def outcome(script: Script, correct: bool) -> Fixed:
-    """Return a script's findings, after fixing it if `correct` is set."""
-    return fix(script) if correct else examine(script)
-
-
 def write(before: Script, after: Script) -> None:
     """Write a script back, in the encoding it had."""
     if after.text == before.text:
@@ -89,7 +85,7 @@ def report(results: list[Fixed], json_: bool, sarif_: bool, to_stderr: bool) -> 
     if json_:
         click.echo(json.dumps(as_json(found, len(results), fixed), indent=2))
     elif sarif_:
-        click.echo(json.dumps(sarif(found), indent=2))
+        click.echo(json.dumps(as_sarif(found), indent=2))
     else:
         for path, each in found:
             for line in lines(path, each):
@@ -158,6 +154,77 @@ def row(path: Path, finding: Finding) -> dict[str, Any]:
         "reason": finding.reason,
         "remedy": finding.remedy,
         "fixable": finding.fixable,
+    }
+
+
+SCHEMA = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
+
+
+def as_sarif(found: Found) -> dict[str, Any]:
+    """Return findings as SARIF 2.1.0, which code hosts and editors show next to the code.
+
+    Source: OASIS, Static Analysis Results Interchange Format version 2.1.0, sections 3.13 to 3.27.
+    """
+    driver = {
+        "name": "qsgd-hpc check",
+        "version": __version__,
+        "rules": [described(each) for each in RULES],
+    }
+    return {
+        "$schema": SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {"driver": driver},
+                "columnKind": "unicodeCodePoints",
+                "results": [result(path, each) for path, each in found],
+            }
+        ],
+    }
+
+
+def described(rule: Rule) -> dict[str, Any]:
+    return {
+        "id": rule.id,
+        "shortDescription": {"text": rule.title},
+        "help": {"text": rule.remedy},
+        "defaultConfiguration": {"level": rule.severity.value},
+    }
+
+
+def result(path: Path, finding: Finding) -> dict[str, Any]:
+    artifact = {"uri": quote(path.as_posix())}
+    region = {"startLine": finding.line, "startColumn": finding.column}
+    found: dict[str, Any] = {
+        "ruleId": finding.rule.id,
+        "ruleIndex": RULES.index(finding.rule),
+        "level": finding.severity.value,
+        "message": {"text": f"{finding.rule.title}: {finding.reason}. {finding.remedy}"},
+        "locations": [{"physicalLocation": {"artifactLocation": artifact, "region": region}}],
+    }
+    if finding.fixable:
+        changes = [replacement(each) for each in finding.edits]
+        found["fixes"] = [
+            {
+                "description": {"text": finding.remedy},
+                "artifactChanges": [{"artifactLocation": artifact, "replacements": changes}],
+            }
+        ]
+    return found
+
+
+def replacement(edit: Edit) -> dict[str, Any]:
+    (line, column), (end_line, end_column) = edit.start, edit.end
+    return {
+        "deletedRegion": {
+            "startLine": line,
+            "startColumn": column + 1,
+            "endLine": end_line,
+            "endColumn": end_column + 1,
+        },
+        "insertedContent": {"text": edit.text},
     }
 
 
