@@ -40,7 +40,8 @@ def download_once(plan: Plan, wait: str) -> None:
                 statements.append(statement)
     while statements:
         first = last = statements.pop(0)
-        while statements and _next(script, last) is statements[0]:
+        body = script.block(first)
+        while statements and statements[0] in body[script.position(last, body) + 1 :][:1]:
             last = statements.pop(0)
         plan.before(
             first,
@@ -65,9 +66,3 @@ def wait_behind(
     for call in reads:
         for each in dict.fromkeys(behind(plan.script, call, training)):
             plan.before(each, f"{wait}  # until rank 0 has written the file")
-
-
-def _next(script: Script, statement: cst.CSTNode) -> cst.CSTNode | None:
-    body = list(script.block(statement))
-    index = body.index(statement) + 1
-    return body[index] if index < len(body) else None

@@ -147,9 +147,9 @@ def _data(plan: Plan, fit: cst.Call) -> None:
 def _several(script: Script, x: cst.BaseExpression) -> bool:
     """Return whether inputs are several arrays, or generated in batches."""
     kinds = (cst.List, cst.Dict, cst.Tuple)
-    made = sources(script, x)
-    return any(isinstance(each, kinds) for each in made) or any(
-        "Generator" in script.qualified(each) or ".flow" in script.qualified(each) for each in made
+    return any(
+        isinstance(each, kinds) or re.search(r"Generator|\.flow", script.qualified(each))
+        for each in sources(script, x)
     )
 
 

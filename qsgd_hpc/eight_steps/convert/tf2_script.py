@@ -64,16 +64,9 @@ def convert_tf2(plan: Plan) -> None:
     download_once(plan, "hvd.barrier()")
     training = reaching(script, [*gradients, *applies, *optimizers])
     guard_outputs(plan, training, opening.import_line(script))
-    more = [] if script.name_of("tensorflow") else ["import tensorflow as tf"]
-    pin = tf_data.pin_lines(script) if not more else PIN
-    opening.open_script(plan, "qsgd_hpc.tensorflow", more, pin)
-
-
-PIN = [
-    'gpus = tf.config.list_physical_devices("GPU")',
-    "if gpus:",
-    '    tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")',
-]
+    tf = script.name_of("tensorflow")
+    more = [] if tf else ["import tensorflow as tf"]
+    opening.open_script(plan, "qsgd_hpc.tensorflow", more, tf_data.pin_tensorflow(tf or "tf"))
 
 
 def _data(plan: Plan, loop: TrainLoop) -> None:

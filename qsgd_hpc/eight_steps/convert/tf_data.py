@@ -13,7 +13,7 @@ from qsgd_hpc.eight_steps.convert.opening import PIN_BY_ENVIRONMENT
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted, find, receiver
 
-__all__ = ["is_dataset", "pin_lines", "shard_dataset", "takes"]
+__all__ = ["is_dataset", "pin_lines", "pin_tensorflow", "shard_dataset", "takes"]
 
 SOURCE = re.compile(r"^tensorflow\.data\.Dataset\.from_tensor_slices$")
 DATASET = re.compile(
@@ -213,22 +213,25 @@ def takes(plan: Plan, node: cst.BaseExpression) -> None:
                     plan.step(3, words.FEWER, call)
 
 
+def pin_tensorflow(tf: str) -> list[str]:
+    """Return the lines that choose a rank's GPU in TensorFlow 2, by its name in the script."""
+    return [
+        f'gpus = {tf}.config.list_physical_devices("GPU")',
+        "if gpus:",
+        f'    {tf}.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")',
+    ]
+
+
 def pin_lines(script: Script) -> list[str]:
-    """Return the lines that choose a rank's GPU in TensorFlow 2."""
+    """Return the lines that choose a rank's GPU in Keras, by its backend if that is unknown."""
     tf = script.name_of("tensorflow")
     if tf:
-        return [
-            f'gpus = {tf}.config.list_physical_devices("GPU")',
-            "if gpus:",
-            f'    {tf}.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")',
-        ]
+        return pin_tensorflow(tf)
     return [
         'if keras.backend.backend() == "tensorflow":',
         "    import tensorflow as tf",
         "",
-        '    gpus = tf.config.list_physical_devices("GPU")',
-        "    if gpus:",
-        '        tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")',
+        *(f"    {line}" for line in pin_tensorflow("tf")),
         'elif keras.backend.backend() == "torch":',
         "    import torch",
         "",

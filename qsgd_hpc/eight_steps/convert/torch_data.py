@@ -15,7 +15,6 @@ from qsgd_hpc.eight_steps.reading import Script, dotted, find
 __all__ = ["Loaders", "find_loaders", "set_epochs", "shard_loaders"]
 
 LOADER = re.compile(r"^torch\.utils\.data\.(dataloader\.)?DataLoader$")
-SAMPLER = "torch.utils.data.distributed.DistributedSampler"
 TEXT = "Each rank draws from its own part, of equal size on all ranks; unchanged on one rank."
 
 
@@ -36,6 +35,11 @@ class Loaders:
         made = ((call, _stream_of(script, call)) for call in self.all)
         streams = [call for call, kind in made if kind and (kind, "__len__") not in script.bindings]
         return frozenset(script.target(call) for call in streams)
+
+
+def sampler_of(script: Script) -> str:
+    """Return the script's name for the class of PyTorch's sampler."""
+    return f"{script.name_of('torch') or 'torch'}.utils.data.distributed.DistributedSampler"
 
 
 def shuffles(call: cst.Call) -> bool:
@@ -134,7 +138,7 @@ def _shard(plan: Plan, call: cst.Call) -> None:
     lines += [
         f"{sampler} = None",
         "if hvd.size() > 1:",
-        f"    {sampler} = {_torch(script)}{SAMPLER[5:]}(",
+        f"    {sampler} = {sampler_of(script)}(",
         f"        {data}, num_replicas=hvd.size(), rank=hvd.rank(){keep}",
         "    )",
     ]
@@ -170,7 +174,7 @@ def _shard_with_options(
     lines += [
         f"{own} = {options}",
         "if hvd.size() > 1:",
-        f"    {sampler} = {_torch(plan.script)}{SAMPLER[5:]}(",
+        f"    {sampler} = {sampler_of(plan.script)}(",
         f"        {data}, num_replicas=hvd.size(), rank=hvd.rank(),",
         f'        shuffle={options}.get("shuffle", False),',
         "    )",
@@ -179,10 +183,6 @@ def _shard_with_options(
     plan.before(call, *lines)
     (given,) = (arg for arg in call.args if arg.star)
     plan.replace(given.value, own)
-
-
-def _torch(script: Script) -> str:
-    return script.name_of("torch") or "torch"
 
 
 def set_epochs(plan: Plan, loaders: Loaders) -> None:
