@@ -267,13 +267,17 @@ class Script(Tree):
         whole = (each.alias for each in self.imports if each.module == module and each.alias)
         return next(whole, module if any(a.startswith(f"{module}.") for a in aliases) else "")
 
+    def assigned(self, node: cst.CSTNode) -> cst.BaseExpression | None:
+        """Return the target of an assignment, without annotation, of a complete expression."""
+        parent = self.parents.get(node)
+        if isinstance(parent, cst.Assign) and len(parent.targets) == 1:
+            return parent.targets[0].target
+        return None
+
     def target(self, node: cst.CSTNode) -> str:
         """Return the name (or `self.name`) that a complete expression is assigned to, or ""."""
         parent = self.parents.get(node)
-        if isinstance(parent, cst.Assign) and len(parent.targets) == 1:
-            name = dotted(parent.targets[0].target)
-        else:
-            name = dotted(parent.target) if isinstance(parent, cst.AnnAssign) else ""
+        name = dotted(parent.target if isinstance(parent, cst.AnnAssign) else self.assigned(node))
         return name if "." not in name or name.startswith("self.") else ""
 
     def operand(self, node: cst.BaseExpression) -> str:

@@ -78,16 +78,13 @@ def torch_edits(facts: Facts) -> tuple[Edit, ...]:
     wraps = facts.calls("DistributedOptimizer")
     if len(wraps) != 1:
         return ()
-    parent = script.parents.get(wraps[0])
-    if not isinstance(parent, cst.Assign) or len(parent.targets) != 1:
-        return ()
-    optimizer = dotted(parent.targets[0].target)
+    optimizer = dotted(script.assigned(wraps[0]))
     model = wrapped_model(facts, wraps[0])
     if not optimizer or not model:
         return ()
     return insert_after(
         script,
-        parent,
+        wraps[0],
         f"{hvd}.broadcast_parameters({model}.state_dict(), root_rank=0)",
         f"{hvd}.broadcast_optimizer_state({optimizer}, root_rank=0)",
     )

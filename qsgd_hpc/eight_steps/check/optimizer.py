@@ -230,18 +230,18 @@ def trained_with(facts: Facts, made: cst.Call) -> bool:
 def wrap_edits(facts: Facts, made: cst.Call) -> tuple[Edit, ...]:
     """Return the edits that wrap the optimizer after its assignment, or in place."""
     script = facts.script
-    parent = script.parents.get(made)
-    hvd = script.alias
-    if not (isinstance(parent, cst.Assign) and len(parent.targets) == 1):
-        within = isinstance(parent, cst.Arg) and Framework.TORCH not in script.frameworks
+    assigned, hvd = script.assigned(made), script.alias
+    if assigned is None:
+        is_argument = isinstance(script.parents.get(made), cst.Arg)
+        within = is_argument and Framework.TORCH not in script.frameworks
         whole = f"{hvd}.DistributedOptimizer({script.code(made)})"
         return (replace(script, made, whole),) if within else ()
-    name = dotted(parent.targets[0].target)
+    name = dotted(assigned)
     if not name:
         return ()
     model = model_of(script, made)
     names = f", named_parameters={model}.named_parameters()" if model else ""
-    return insert_after(script, parent, f"{name} = {hvd}.DistributedOptimizer({name}{names})")
+    return insert_after(script, made, f"{name} = {hvd}.DistributedOptimizer({name}{names})")
 
 
 def model_of(script: Script, made: cst.Call) -> str:

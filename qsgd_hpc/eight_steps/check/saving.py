@@ -80,17 +80,17 @@ def kind_of(facts: Facts, call: cst.Call) -> str:
 
 def used_by_some(facts: Facts, call: cst.Call) -> bool:
     """Return whether a callback, which writes when `fit` calls it, is used on some ranks only."""
-    script, parent = facts.script, facts.script.parents.get(call)
-    if ".callbacks." not in facts.called[call] or not isinstance(parent, cst.Assign):
+    script, made = facts.script, facts.script.assigned(call)
+    if ".callbacks." not in facts.called[call]:
         return False
-    name = dotted(parent.targets[0].target) if len(parent.targets) == 1 else ""
+    name = dotted(made)
     uses = [
         n
         for n in script.nodes
         if isinstance(n, (cst.Name, cst.Attribute))
         and dotted(n) == name != ""
         and is_reference(script, n)
-        and n is not parent.targets[0].target
+        and n is not made
     ]
     return bool(uses) and all(guarded(script, script.branches(n)) for n in uses)
 

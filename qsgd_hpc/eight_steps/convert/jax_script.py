@@ -58,7 +58,7 @@ def convert_jax(plan: Plan) -> None:
         plan.todo(loops[0].loop, "fold hvd.rank() into the random key of dropout.")
     opening.numpy_seeds(plan)
     training = reaching(script, [*updates, *gradients, *made])
-    guard_outputs(plan, training, opening.import_line(script))
+    guard_outputs(plan, training)
     _open(plan)
 
 
@@ -122,11 +122,8 @@ def _rates(plan: Plan, call: cst.Call, steps: Steps) -> None:
 def _without_optax(plan: Plan, gradients: Sequence[cst.Call]) -> None:
     """Average the gradients immediately after they are computed."""
     for call in gradients:
-        parent = plan.script.parents.get(call)
-        name = ""
-        if isinstance(parent, cst.Assign) and len(parent.targets) == 1:
-            target = parent.targets[0].target
-            name = dotted(target.elements[-1].value if isinstance(target, cst.Tuple) else target)
+        target = plan.script.assigned(call)
+        name = dotted(target.elements[-1].value if isinstance(target, cst.Tuple) else target)
         if name:
             lines = plan.comment(5, words.MEAN, call)
             plan.after(call, *lines, f"{name} = hvd.allreduce_gradients({name})")

@@ -80,7 +80,7 @@ def convert_keras(plan: Plan) -> None:
         c for c in script.calls if LOADS.search(script.called(c)) and script.definition(c) is None
     ]
     wait_behind(plan, loads, [*fits, *callers(script, fits)], wait)
-    guard_outputs(plan, reaching(script, [*fits, *compiles]), opening.import_line(script))
+    guard_outputs(plan, reaching(script, [*fits, *compiles]))
     keras = script.name_of("keras")
     needed = keras_needed(plan)
     more = ["import keras"] if needed and keras != "keras" else []

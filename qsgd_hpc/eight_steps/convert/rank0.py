@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import words
+from qsgd_hpc.eight_steps.convert.opening import import_line
 from qsgd_hpc.eight_steps.convert.plan import HEADER, Edit, Plan
 from qsgd_hpc.eight_steps.convert.records import RUNS, looks, muted, nowhere, record_once
 from qsgd_hpc.eight_steps.outputs import WRITES, opens
@@ -116,14 +117,15 @@ def own_work(
     return trains, any(isinstance(n, works) for f in functions for n in script.inside(f.body))
 
 
-def guard_outputs(plan: Plan, training: frozenset[cst.FunctionDef], first_line: int) -> None:
+def guard_outputs(plan: Plan, training: frozenset[cst.FunctionDef]) -> None:
     """Let only rank 0 print and write, but let every rank compute the values.
 
     Args:
+        plan: the plan to extend.
         training: the functions that every rank must call.
-        first_line: last line of the imports; nothing up to it is changed.
     """
     script = plan.script
+    first_line = import_line(script)  # nothing up to it is changed
     record_once(plan)
     done: set[cst.CSTNode] = set()
     for block in script.nodes:

@@ -55,7 +55,7 @@ def convert_tf1(plan: Plan) -> None:
     for loop in loops:
         average_metrics(plan, loop, numbers=True)  # run() returns arrays of NumPy
     opening.numpy_seeds(plan)
-    guard_outputs(plan, reaching(script, [*runs, *optimizers]), opening.import_line(script))
+    guard_outputs(plan, reaching(script, [*runs, *optimizers]))
     pin = ["# Each session does so, by its config."] if pinned else ["# To do: see the sessions."]
     opening.open_script(plan, "qsgd_hpc.tensorflow", [], pin)
 

@@ -63,7 +63,7 @@ def convert_tf2(plan: Plan) -> None:
     opening.numpy_seeds(plan)
     download_once(plan, "hvd.barrier()")
     training = reaching(script, [*gradients, *applies, *optimizers])
-    guard_outputs(plan, training, opening.import_line(script))
+    guard_outputs(plan, training)
     tf = script.name_of("tensorflow")
     more = [] if tf else ["import tensorflow as tf"]
     opening.open_script(plan, "qsgd_hpc.tensorflow", more, tf_data.pin_tensorflow(tf or "tf"))

@@ -71,7 +71,7 @@ def convert_torch(plan: Plan) -> None:
     _any_gpu(plan)
     opening.numpy_seeds(plan)
     download_once(plan, "hvd.barrier()")
-    guard_outputs(plan, reaching(script, (*steps, *made)), opening.import_line(script))
+    guard_outputs(plan, reaching(script, (*steps, *made)))
     _open(plan, torch)
 
 
