@@ -132,13 +132,12 @@ def check_samplers(facts: Facts) -> Iterator[Finding]:
     for call in script.calls:
         if facts.called[call] not in SAMPLERS or any(each.star for each in call.args):
             continue
-        known = [argument(call, n, i) for n, i in (("num_replicas", 1), ("rank", 2))]
-        if None in known and not facts.mentions("init_process_group"):
-            hvd = script.alias
-            given = (("num_replicas", "size"), ("rank", "rank"))
-            missing = [
-                f"{n}={hvd}.{f}()" for (n, f), k in zip(given, known, strict=True) if k is None
-            ]
+        missing = [
+            f"{name}={script.alias}.{function}()"
+            for name, place, function in (("num_replicas", 1, "size"), ("rank", 2, "rank"))
+            if argument(call, name, place) is None
+        ]
+        if missing and not facts.mentions("init_process_group"):
             yield facts.finding(
                 "QH304",
                 call,

@@ -77,11 +77,9 @@ class Steps:
 
     Attributes:
         counts: expressions for their number, each with the names in it.
-        torch: the script's name for torch; used for PyTorch only.
     """
 
     counts: tuple[tuple[str, frozenset[str]], ...]
-    torch: str = "torch"
 
     def at(
         self, plan: Plan, statement: cst.BaseStatement, later: bool = True
@@ -142,7 +140,6 @@ def steps_of(
     script: Script,
     loops: Sequence[TrainLoop],
     loaders: Sequence[str],
-    torch: str = "torch",
     loaded: bool = False,
     unsized: frozenset[str] = frozenset(),
 ) -> Steps:
@@ -152,7 +149,6 @@ def steps_of(
         script: the script.
         loops: its training loops.
         loaders: names of the loaders for training.
-        torch: the script's name for torch.
         loaded: whether the loops iterate over loaders, perhaps by other names.
         unsized: names of objects without a length.
     """
@@ -169,4 +165,4 @@ def steps_of(
             divisor = step if step.isidentifier() or step.isdigit() else f"({step})"
             dividend = end if re.fullmatch(r"\w+|len\([\w.]+\)", end) else f"({end})"
             counts.append((f"max(1, {dividend} // {divisor})", frozenset(tops)))
-    return Steps(tuple(counts), torch)
+    return Steps(tuple(counts))

@@ -274,7 +274,7 @@ def warm_up(
     if place is None:
         plan.todo(statement, "choose over how many steps the learning rate warms up.")
         place, count = statement, "100"
-    torch = steps.torch
+    torch = script.name_of("torch") or "torch"
     name = "warm_up" if alone else f"{target.replace('.', '_')}_warm_up"
     plan.after(
         place,

@@ -52,11 +52,8 @@ def convert_torch(plan: Plan) -> None:
             plan.todo(loop.loop, words.SHARD_IT)
     point_out_parts(plan, loops)
     torch_data.set_epochs(plan, loaders)
-    torch = script.name_of("torch") or "torch"
-    names = loaders.names(script)
-    known = steps_of(
-        script, loops, names, torch, bool(loaders.train), unsized=loaders.unsized(script)
-    )
+    names, unsized = loaders.names(script), loaders.unsized(script)
+    known = steps_of(script, loops, names, bool(loaders.train), unsized)
     distribute_optimizers(plan, loops, known)
     _count_steps(plan, loaders)
     _wait_for_files(plan, loops)
@@ -72,7 +69,7 @@ def convert_torch(plan: Plan) -> None:
     opening.numpy_seeds(plan)
     download_once(plan, "hvd.barrier()")
     guard_outputs(plan, reaching(script, (*steps, *made)))
-    _open(plan, torch)
+    _open(plan)
 
 
 def _wait_for_files(plan: Plan, loops: Sequence[TrainLoop]) -> None:
@@ -87,8 +84,9 @@ def _wait_for_files(plan: Plan, loops: Sequence[TrainLoop]) -> None:
     wait_behind(plan, loads, training(script, loops), "hvd.barrier()")
 
 
-def _open(plan: Plan, torch: str) -> None:
+def _open(plan: Plan) -> None:
     script = plan.script
+    torch = script.name_of("torch") or "torch"
     seeded = any(script.called(c).endswith("torch.manual_seed") for c in script.calls)
     pin = [
         f"if {torch}.cuda.is_available():",
