@@ -13,11 +13,10 @@ from libcst.metadata import CodePosition, CodeRange
 
 from qsgd_hpc.eight_steps.lines import lines, margin, starts
 
-__all__ = ["Branch", "Collector", "Function", "Loop", "Tree", "once_per_node"]
+__all__ = ["Branch", "Collector", "Loop", "Tree", "once_per_node"]
 
 Answer = TypeVar("Answer")
 
-Function = cst.FunctionDef | cst.Lambda
 Loop = cst.For | cst.While
 SCOPES = {cst.FunctionDef, cst.Lambda, cst.ClassDef}
 # Half of libcst's nodes. They have no children, and no query concerns them.

@@ -13,7 +13,6 @@ from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
 from qsgd_hpc.eight_steps.reading import (
     Framework,
-    Script,
     argument,
     dotted,
     is_optimizer_name,
@@ -239,12 +238,12 @@ def wrap_edits(facts: Facts, made: cst.Call) -> tuple[Edit, ...]:
     name = dotted(assigned)
     if not name:
         return ()
-    model = model_of(script, made)
+    model = model_of(made)
     names = f", named_parameters={model}.named_parameters()" if model else ""
     return insert_after(script, made, f"{name} = {hvd}.DistributedOptimizer({name}{names})")
 
 
-def model_of(script: Script, made: cst.Call) -> str:
+def model_of(made: cst.Call) -> str:
     """Return "model" of `SGD(model.parameters(), ...)`, "" for anything else."""
     first = argument(made, "params", 0)
     alone = isinstance(first, cst.Call) and not first.args

@@ -143,8 +143,3 @@ def numpy_seeds(plan: Plan) -> None:
             plan.todo(
                 call, f"ranks draw different numbers here: give it {how}, so that they agree."
             )
-
-
-def torch_name(script: Script) -> str:
-    """Return the script's name for the module torch, or ""."""
-    return script.name_of("torch")

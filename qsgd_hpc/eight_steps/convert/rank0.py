@@ -14,7 +14,7 @@ from qsgd_hpc.eight_steps.convert.records import RUNS, looks, muted, nowhere, re
 from qsgd_hpc.eight_steps.outputs import WRITES, opens
 from qsgd_hpc.eight_steps.reading import Script, dotted, find, names_in
 
-__all__ = ["guard_outputs", "is_progress_bar"]
+__all__ = ["guard_outputs"]
 
 PRINTS = re.compile(
     r"^(print|tensorflow\.print|pprint\.pprint|sys\.std(out|err)\.(write|flush)"
