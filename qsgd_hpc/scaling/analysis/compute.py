@@ -20,8 +20,7 @@ from qsgd_hpc.scaling.analysis.verdicts import compressed_rows
 from qsgd_hpc.scaling.analysis.worth import break_even
 from qsgd_hpc.scaling.define.case import Case
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS, counts_for
-from qsgd_hpc.scaling.store.attempts import Attempt, finished
-from qsgd_hpc.scaling.store.speeds import throughput
+from qsgd_hpc.scaling.store.attempts import Attempt, finished, throughput
 
 __all__ = ["COLUMNS", "Analysis", "analyse"]
 

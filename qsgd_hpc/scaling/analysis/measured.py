@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qsgd_hpc.scaling.analysis.quality import Quality
-from qsgd_hpc.scaling.store.attempts import Attempt
-from qsgd_hpc.scaling.store.speeds import is_number, throughput
+from qsgd_hpc.scaling.store.attempts import Attempt, is_number, throughput
 
 __all__ = ["AS_RECORDED", "UNCODED", "curve", "impossible", "number", "run", "time_to_target"]
 

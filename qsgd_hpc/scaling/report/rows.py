@@ -12,8 +12,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from qsgd_hpc.scaling.store.attempts import Attempt
-from qsgd_hpc.scaling.store.speeds import is_number, throughput
+from qsgd_hpc.scaling.store.attempts import Attempt, is_number, throughput
 
 __all__ = ["COLUMNS", "rows", "to_csv"]
 
