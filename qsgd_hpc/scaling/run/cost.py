@@ -20,7 +20,6 @@ __all__ = [
     "estimate",
     "expected_s",
     "measured_s",
-    "over_cap",
     "print_plan",
     "refuse",
     "spent",
@@ -184,13 +183,6 @@ def estimate(
     return Estimate(total / 3600, len(points), bound)
 
 
-def over_cap(study: Study, used: float, coming: float | None) -> bool:
-    """Return whether used and expected node-hours together exceed the study's cap."""
-    if study.max_node_hours is None:
-        return False
-    return used + (coming or 0.0) > study.max_node_hours * (1 + 1e-9)
-
-
 def refuse(
     study: Study, left: Sequence[Point], times: Times, used: float, walltime_min: float | None
 ) -> None:
@@ -203,7 +195,7 @@ def refuse(
         raise UsageError(
             "--max-node-hours needs a limit for each job: give --walltime, such as --walltime 30m."
         )
-    if not over_cap(study, used, coming.node_hours):
+    if used + coming.node_hours <= cap * (1 + 1e-9):
         return
     word = "may take up to" if coming.bound else "should take"
     before = f" after {units.hours(used)} already spent" if used else ""

@@ -15,8 +15,9 @@ from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.run import driver, single
 from qsgd_hpc.scaling.run.cost import measured_s
 from qsgd_hpc.scaling.run.pack import Entry, PackPlan, begun, outcome_state
-from qsgd_hpc.scaling.run.submitted import Names, job_of, submit_noted
-from qsgd_hpc.scaling.run.watcher import Ended, Watcher
+from qsgd_hpc.scaling.run.progress import Progress
+from qsgd_hpc.scaling.run.submitted import Names, StudyJob, job_of, study_request, submit_noted
+from qsgd_hpc.scaling.store.attempts import Attempt
 from qsgd_hpc.scaling.store.folder import AttemptFolder, PackFolder, StudyFolder, write_whole
 from qsgd_hpc.scaling.store.provenance import of_job, submission
 
@@ -26,32 +27,23 @@ DRIVER = Path(driver.__file__).with_name("__main__.py")
 
 
 @dataclass
-class Packed:
+class Packed(StudyJob):
     """A packed job that is queued or running."""
 
-    folder: StudyFolder
-    study: Study
     pack: PackFolder
     entries: tuple[Entry, ...]
-    job: jobs.Job
     collected: set[str] = field(default_factory=set)
     announced: set[str] = field(default_factory=set)
-    lost: int = 0
 
-    @property
-    def nodes(self) -> int:
-        """Nodes of the job."""
-        return self.job.request.nodes
-
-    def look(self, watcher: Watcher) -> None:
-        """Report running points and their speeds to the watcher."""
+    def look(self, progress: Progress) -> None:
+        """Report running points and their speeds."""
         for entry in begun(self.entries):
             if entry.point.key in self.collected:
                 continue
             if entry.point.key not in self.announced:
                 self.announced.add(entry.point.key)
-                watcher.started(entry.point, self.job, adopted=False)
-            watcher.seen(entry.point, self.job, single.live_speed(entry.attempt.records))
+                progress.started(entry.point, self.job, adopted=False)
+            progress.seen(entry.point, self.job, single.live_speed(entry.attempt.records))
 
     def news(self) -> bool:
         """Return whether a point has begun or ended since look() or collect()."""
@@ -61,13 +53,8 @@ class Packed:
             if e.point.key not in self.collected
         )
 
-    def over(self) -> bool:
-        """Return whether the job has ended; LOST counts only after several queries."""
-        self.lost = self.lost + 1 if self.job.state is jobs.JobState.LOST else 0
-        return self.job.state.final or self.lost >= single.LOST_LOOKS
-
-    def collect(self, *, over: bool) -> Iterator[Ended]:
-        """Yield the points that have ended; if the job is over, all that have begun."""
+    def collect(self, *, over: bool) -> Iterator[tuple[Attempt, Path]]:
+        """Yield the attempts that have ended and their logs; if the job is over, all begun ones."""
         started = begun(self.entries)
         for entry in started:
             if entry.point.key in self.collected:
@@ -80,13 +67,13 @@ class Packed:
             attempt = self._attempt(entry, outcome, over=over, is_last=entry is started[-1])
             self.folder.append(attempt)
             self.collected.add(entry.point.key)
-            yield Ended(entry.point, attempt, entry.attempt.log)
+            yield attempt, entry.attempt.log
         if over:
             self.pack.close()
 
     def _attempt(
         self, entry: Entry, outcome: dict[str, Any] | None, *, over: bool, is_last: bool
-    ) -> Any:
+    ) -> Attempt:
         job_state = self.job.state.value
         state, code = outcome_state(outcome, job_state, is_last=is_last and over)
         # The provenance of this point: its script's facts, and its own command and variables.
@@ -131,19 +118,12 @@ def _own_record(place: AttemptFolder) -> dict[str, Any] | None:
 
 def request(study: Study, points: Sequence[Point], plan: Path) -> jobs.JobRequest:
     """Return the job that measures these points; `plan` is the file that its driver reads."""
-    return jobs.JobRequest(
+    return study_request(
+        study,
         script=DRIVER,
         script_args=(str(plan),),
         nodes=max(p.nodes for p in points),
-        ranks_per_node=study.ranks_per_node,
-        walltime_min=study.walltime_min,
-        queue=study.queue,
-        account=study.account,
-        filesystems=study.filesystems,
-        python=study.python,
-        site=study.site,
         name=f"scale-{len(points)}-points",
-        workdir=study.workdir,
         alone=True,
         # The driver itself checks which points still fit.
         stop_before_min=0.0,
@@ -171,7 +151,11 @@ def entries_for(folder: StudyFolder, points: Sequence[Point], pack: Path) -> tup
 
 
 def start(
-    folder: StudyFolder, study: Study, points: Sequence[Point], watcher: Watcher, active: list[Any]
+    folder: StudyFolder,
+    study: Study,
+    points: Sequence[Point],
+    progress: Progress,
+    active: list[Any],
 ) -> None:
     """Submit one job for these points and add it to the active ones."""
     pack = folder.new_pack()
@@ -185,10 +169,10 @@ def start(
     facts = {"scripts": {str(p.script): submission(p.script) for p in study.programs}}
 
     def follow(job: jobs.Job) -> None:
-        active.append(Packed(folder, study, pack, entries, job))
+        active.append(Packed(folder, study, job, pack, entries))
 
     job = submit_noted(asked, facts, pack, _names(pack), follow)
-    watcher.packed(job, len(points), adopted=False)
+    progress.packed(job, len(points), adopted=False)
 
 
 def adopt(folder: StudyFolder, study: Study) -> list[Packed]:
@@ -207,7 +191,7 @@ def adopt(folder: StudyFolder, study: Study) -> list[Packed]:
             pack.close()
             continue
         had = {e.point.key for e in plan.entries if (e.point.key, e.attempt.number) in collected}
-        found.append(Packed(folder, study, pack, plan.entries, job, had, set(had)))
+        found.append(Packed(folder, study, job, pack, plan.entries, had, set(had)))
     return found
 
 

@@ -36,7 +36,7 @@ class _Seen:
 
 @dataclass
 class Progress:
-    """A :class:`qsgd_hpc.scaling.run.watcher.Watcher` for the terminal.
+    """Shows the events of a study on the terminal.
 
     Attributes:
         console: the console to write to.
@@ -66,11 +66,13 @@ class Progress:
             yield
 
     def packed(self, job: Job, points: int, *, adopted: bool) -> None:
+        """A job of many points was submitted, or found from an earlier run."""
         verb = "follows" if adopted else "waits for"
         of = " of an earlier run" if adopted else ""
         self._say(Text(f"  {units.count(points, 'point')}: {verb} job {job.id}{of}"))
 
     def started(self, point: Point, job: Job, *, adopted: bool) -> None:
+        """A point's own job was submitted or found again, or it began inside a packed job."""
         self._active[point.key] = _Seen(point, job, time.monotonic(), adopted)
         if adopted:
             self._say(Text(f"  {self._name(point)}: follows job {job.id} of an earlier run"))
@@ -78,12 +80,15 @@ class Progress:
             self._say(Text(f"  {self._name(point)}: job {job.id}"))
 
     def seen(self, point: Point, job: Job, speed: tuple[float, str] | None) -> None:
+        """A running point was polled; `speed` is its newest throughput and unit."""
         entry = self._active[point.key]
         if job.state == JobState.RUNNING and entry.job.state == JobState.QUEUED:
             entry.since = time.monotonic()
         entry.job, entry.speed = job, speed
 
-    def ended(self, point: Point, attempt: Attempt, log: Path) -> None:
+    def ended(self, attempt: Attempt, log: Path) -> None:
+        """A point's job, or its part of one, ended; its records are in the collection."""
+        point = attempt.point
         entry = self._active.pop(point.key)
         took = attempt.seconds or time.monotonic() - entry.since
         count = f"[{self.done + 1}/{self.total}]"

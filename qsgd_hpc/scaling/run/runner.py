@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import QsgdError, UsageError
@@ -20,9 +21,9 @@ from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.run import cost, packed, single
 from qsgd_hpc.scaling.run.pack import JOB_ENDS
 from qsgd_hpc.scaling.run.packed import Packed
+from qsgd_hpc.scaling.run.progress import Progress
 from qsgd_hpc.scaling.run.single import Single
 from qsgd_hpc.scaling.run.submitted import never_taken
-from qsgd_hpc.scaling.run.watcher import Ended, Watcher
 from qsgd_hpc.scaling.store.attempts import RECORD_HINT, Attempt, finished
 from qsgd_hpc.scaling.store.folder import StudyFolder
 
@@ -79,7 +80,7 @@ class _Run:
 
     folder: StudyFolder
     study: Study
-    watcher: Watcher
+    progress: Progress
     limit_min: float | None
     waiting: deque[Point]
     active: list[Active] = field(default_factory=list)
@@ -108,14 +109,14 @@ class _Run:
             self.active.append(left)
             taken = {e.point for e in left.entries if e.point.key not in left.collected}
             self.waiting = deque(p for p in self.waiting if p not in taken)
-            self.watcher.packed(left.job, len(taken), adopted=True)
+            self.progress.packed(left.job, len(taken), adopted=True)
 
     def _start(self, in_flight: int) -> None:
         if not self.study.pack:
             while self.waiting and len(self.active) < in_flight:
                 if self._affords([self.waiting[0]]):
                     point = self.waiting.popleft()
-                    single.start(self.folder, self.study, point, self.watcher, self.active)
+                    single.start(self.folder, self.study, point, self.progress, self.active)
         elif self.waiting and not self.active:
             points = list(self.waiting)
             alone = [single.left_behind(self.folder, self.study, p) for p in points]
@@ -123,10 +124,10 @@ class _Run:
                 if left is not None:
                     self.waiting.remove(left.point)
                     self.active.append(left)
-                    self.watcher.started(left.point, left.job, adopted=True)
+                    self.progress.started(left.point, left.job, adopted=True)
             if not self.active and self._affords(points):
                 self.waiting.clear()
-                packed.start(self.folder, self.study, points, self.watcher, self.active)
+                packed.start(self.folder, self.study, points, self.progress, self.active)
 
     def _affords(self, points: list[Point]) -> bool:
         """Return whether a job of these points stays below the cap; if not, stop starting jobs."""
@@ -144,22 +145,21 @@ class _Run:
 
     def _look(self, each: Active) -> None:
         over = each.over()
-        each.look(self.watcher)
-        for ended in each.collect(over=over):
-            self._note(ended, each)
+        each.look(self.progress)
+        for attempt, log in each.collect(over=over):
+            self._note(attempt, log, each)
         if over:
             self.active.remove(each)
             self._take_back(each, each.unreached())
 
-    def _note(self, ended: Ended, source: Active) -> None:
-        self.watcher.ended(*ended)
-        attempt = ended.attempt
+    def _note(self, attempt: Attempt, log: Path, source: Active) -> None:
+        self.progress.ended(attempt, log)
         if attempt.silent and isinstance(source, Single):
-            self._leave_out(self.study.program(ended.point.case))
+            self._leave_out(self.study.program(attempt.point.case))
         if attempt.fault is None:
             return
         if attempt.state in JOB_ENDS and self._goes_on(source):
-            self.waiting.append(ended.point)  # cut off because earlier points used the job's time
+            self.waiting.append(attempt.point)  # cut off because earlier points used the job's time
         else:
             self.failed.append(attempt)
 
@@ -200,7 +200,7 @@ class _Run:
 def run(
     folder: StudyFolder,
     study: Study,
-    watcher: Watcher,
+    progress: Progress,
     *,
     in_flight: int,
     limit_min: float | None = None,
@@ -214,7 +214,7 @@ def run(
     Args:
         folder: folder of the study, after :meth:`StudyFolder.create`.
         study: the definition.
-        watcher: is notified of every event.
+        progress: shows every event.
         in_flight: most jobs of one point that are queued or running at a time.
         limit_min: limit of a job, as returned by :func:`check_sizes`.
     Raises:
@@ -223,7 +223,7 @@ def run(
     """
     done = finished(folder.attempts()[0])
     waiting = deque(p for p in plan(study) if p.key not in done)
-    running = _Run(folder, study, watcher, limit_min, waiting)
+    running = _Run(folder, study, progress, limit_min, waiting)
     with _cancelling(running):
         return running.follow(in_flight)
 

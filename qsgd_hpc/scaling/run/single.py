@@ -11,50 +11,40 @@ from typing import Any
 from qsgd_hpc import jobs
 from qsgd_hpc.scaling.define.plan import Point, environment, global_batch, script_args
 from qsgd_hpc.scaling.define.study import Study
-from qsgd_hpc.scaling.run.submitted import Names, job_of, never_taken, submit_noted
-from qsgd_hpc.scaling.run.watcher import Ended, Watcher
+from qsgd_hpc.scaling.run.progress import Progress
+from qsgd_hpc.scaling.run.submitted import (
+    Names,
+    StudyJob,
+    job_of,
+    never_taken,
+    study_request,
+    submit_noted,
+)
 from qsgd_hpc.scaling.store.attempts import Attempt, parse_records, throughput
 from qsgd_hpc.scaling.store.folder import AttemptFolder, StudyFolder
 from qsgd_hpc.scaling.store.provenance import of_job, submission
 
 __all__ = ["Single", "collect", "left_behind", "live_speed", "request", "start"]
 
-# After a restart, a scheduler may not list a job for some time.
-LOST_LOOKS = 4
-
 
 @dataclass
-class Single:
+class Single(StudyJob):
     """A job of one point that is queued or running."""
 
-    folder: StudyFolder
-    study: Study
     point: Point
     place: AttemptFolder
-    job: jobs.Job
-    lost: int = 0
     collected: bool = False
 
-    @property
-    def nodes(self) -> int:
-        """Nodes of the job."""
-        return self.point.nodes
-
-    def look(self, watcher: Watcher) -> None:
-        """Report the point's speed to the watcher."""
-        watcher.seen(self.point, self.job, live_speed(self.place.records))
+    def look(self, progress: Progress) -> None:
+        """Report the point's speed."""
+        progress.seen(self.point, self.job, live_speed(self.place.records))
 
     def news(self) -> bool:
         """Return whether there is progress that can be seen without a query to the scheduler."""
         return False
 
-    def over(self) -> bool:
-        """Return whether the job has ended; LOST counts only after several queries."""
-        self.lost = self.lost + 1 if self.job.state is jobs.JobState.LOST else 0
-        return self.job.state.final or self.lost >= LOST_LOOKS
-
-    def collect(self, *, over: bool) -> Iterator[Ended]:
-        """Yield the point's attempt once its job is over."""
+    def collect(self, *, over: bool) -> Iterator[tuple[Attempt, Path]]:
+        """Yield the point's attempt and its log once its job is over."""
         if over and never_taken(self.job):
             self.place.write_note({})  # without a job id, so that no job is searched
         elif over and not self.collected:
@@ -71,7 +61,7 @@ class Single:
             attempt = collect(self.study, self.point, self.place, state, code, note)
             self.folder.append(attempt)
             self.collected = True
-            yield Ended(self.point, attempt, self.place.log)
+            yield attempt, self.place.log
 
     def unreached(self) -> list[Point]:
         """Return the point in a list if no scheduler has accepted its job."""
@@ -80,40 +70,33 @@ class Single:
 
 def request(study: Study, point: Point, records: Path) -> jobs.JobRequest:
     """Return the job of one point; `records` is the file for its script's records."""
-    return jobs.JobRequest(
+    return study_request(
+        study,
         script=study.program(point.case).script,
         script_args=script_args(study, point),
         nodes=point.nodes,
-        ranks_per_node=study.ranks_per_node,
-        walltime_min=study.walltime_min,
-        queue=study.queue,
-        account=study.account,
-        filesystems=study.filesystems,
-        python=study.python,
-        site=study.site,
         network=point.case.network or None,
         name=f"scale-n{point.nodes}-b{point.bits}",
         env=environment(study, point, str(records)),
-        workdir=study.workdir,
     )
 
 
 def start(
-    folder: StudyFolder, study: Study, point: Point, watcher: Watcher, active: list[Any]
+    folder: StudyFolder, study: Study, point: Point, progress: Progress, active: list[Any]
 ) -> None:
     """Submit a point's job, or find its job of an earlier run, and add it to the active ones."""
     left = left_behind(folder, study, point)
     if left is not None:
         active.append(left)
-        return watcher.started(point, left.job, adopted=True)
+        return progress.started(point, left.job, adopted=True)
     place = folder.new_attempt(point)
     asked = request(study, point, place.records)
 
     def follow(job: jobs.Job) -> None:
-        active.append(Single(folder, study, point, place, job))
+        active.append(Single(folder, study, job, point, place))
 
     job = submit_noted(asked, submission(asked.script), place, _names(place), follow)
-    watcher.started(point, job, adopted=False)
+    progress.started(point, job, adopted=False)
 
 
 def _names(place: AttemptFolder) -> Names:
@@ -129,7 +112,7 @@ def left_behind(folder: StudyFolder, study: Study, point: Point) -> Single | Non
             return None
         job = job_of(place, _names(place))
         if job is not None:
-            return Single(folder, study, point, place, job)
+            return Single(folder, study, job, point, place)
     return None
 
 

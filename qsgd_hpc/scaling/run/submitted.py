@@ -1,34 +1,64 @@
-"""Links between a job and its folder that survive interruptions."""
+"""A submitted job of a study, and the link to its folder that survives interruptions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import QsgdError
+from qsgd_hpc.scaling.define.study import Study
+from qsgd_hpc.scaling.store.folder import JobFolder, StudyFolder
 from qsgd_hpc.scaling.store.provenance import of_job
 
-__all__ = ["Names", "Noted", "job_of", "never_taken", "submit_noted"]
+__all__ = ["Names", "StudyJob", "job_of", "never_taken", "study_request", "submit_noted"]
 
-
-class Noted(Protocol):
-    """The folder of a submission."""
-
-    def note(self) -> dict[str, Any] | None:
-        """Return the note on the job; None if there is none."""
-
-    def write_note(self, body: Mapping[str, Any]) -> None:
-        """Store the note."""
-
+# After a restart, a scheduler may not list a job for some time.
+LOST_LOOKS = 4
 
 Names = Callable[[jobs.JobRequest], bool]
+
+
+@dataclass
+class StudyJob:
+    """A job of a study that is queued or running."""
+
+    folder: StudyFolder
+    study: Study
+    job: jobs.Job
+    lost: int = field(default=0, kw_only=True)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the job."""
+        return self.job.request.nodes
+
+    def over(self) -> bool:
+        """Return whether the job has ended; LOST counts only after several queries."""
+        self.lost = self.lost + 1 if self.job.state is jobs.JobState.LOST else 0
+        return self.job.state.final or self.lost >= LOST_LOOKS
+
+
+def study_request(study: Study, **own: Any) -> jobs.JobRequest:
+    """Return the request of a job with the study's settings and its own."""
+    return jobs.JobRequest(
+        ranks_per_node=study.ranks_per_node,
+        walltime_min=study.walltime_min,
+        queue=study.queue,
+        account=study.account,
+        filesystems=study.filesystems,
+        python=study.python,
+        site=study.site,
+        workdir=study.workdir,
+        **own,
+    )
 
 
 def submit_noted(
     asked: jobs.JobRequest,
     facts: Mapping[str, Any],
-    place: Noted,
+    place: JobFolder,
     names: Names,
     follow: Callable[[jobs.Job], None],
 ) -> jobs.Job:
@@ -53,7 +83,7 @@ def submit_noted(
     return job
 
 
-def job_of(place: Noted, names: Names) -> jobs.Job | None:
+def job_of(place: JobFolder, names: Names) -> jobs.Job | None:
     """Return the job that was submitted for a folder, if known."""
     note = place.note()
     if note is not None:

@@ -10,22 +10,38 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.define.plan import Point
 from qsgd_hpc.scaling.define.study import Study, differences
 from qsgd_hpc.scaling.store.attempts import Attempt, finished, parse_attempts
 
-__all__ = ["AttemptFolder", "PackFolder", "StudyFolder", "write_whole", "writing"]
+__all__ = ["AttemptFolder", "JobFolder", "PackFolder", "StudyFolder", "write_whole", "writing"]
 
 
 @dataclass(frozen=True)
-class AttemptFolder:
-    """points/<key>/attempt-N: the script's raw records, the job's id and a copy of its log."""
+class JobFolder:
+    """The folder of a submitted job, with a note on the job."""
 
     path: Path
+    note_file: ClassVar[str]
+
+    def note(self) -> dict[str, Any] | None:
+        """Return the values stored when the job was submitted; None before that."""
+        return _read(self.path / self.note_file)
+
+    def write_note(self, body: Mapping[str, Any]) -> None:
+        """Store the job's id and provenance; the write is atomic."""
+        _write(self.path / self.note_file, body)
+
+
+@dataclass(frozen=True)
+class AttemptFolder(JobFolder):
+    """points/<key>/attempt-N: the script's raw records, the job's id and a copy of its log."""
+
     number: int
+    note_file = "attempt.json"
 
     @property
     def records(self) -> Path:
@@ -48,35 +64,19 @@ class AttemptFolder:
 
     def write_outcome(self, body: Mapping[str, Any]) -> None:
         """Store how the step ended; the write is atomic."""
-        write_whole(self.path / "outcome.json", json.dumps(body, indent=1) + "\n")
-
-    def note(self) -> dict[str, Any] | None:
-        """Return the values stored when the job was submitted; None before that."""
-        return _read(self.path / "attempt.json")
-
-    def write_note(self, body: Mapping[str, Any]) -> None:
-        """Store the job's id and provenance; the write is atomic."""
-        write_whole(self.path / "attempt.json", json.dumps(body, indent=1) + "\n")
+        _write(self.path / "outcome.json", body)
 
 
 @dataclass(frozen=True)
-class PackFolder:
+class PackFolder(JobFolder):
     """packs/pack-N: the plan of a packed job, its scripts, and its id after submission."""
 
-    path: Path
+    note_file = "pack.json"
 
     @property
     def plan(self) -> Path:
         """The plan that the job's driver reads."""
         return self.path / "plan.json"
-
-    def note(self) -> dict[str, Any] | None:
-        """Return the values stored when the job was submitted; None before that."""
-        return _read(self.path / "pack.json")
-
-    def write_note(self, body: Mapping[str, Any]) -> None:
-        """Store the job's id and provenance; the write is atomic."""
-        write_whole(self.path / "pack.json", json.dumps(body, indent=1) + "\n")
 
     @property
     def closed(self) -> bool:
@@ -150,7 +150,7 @@ class StudyFolder:
                 with self.locked() if self.collection.exists() else nullcontext():
                     if file.exists() and differences(self.study(), study):
                         self._abandon()
-                    write_whole(file, json.dumps(study.to_json(), indent=1) + "\n")
+                    _write(file, study.to_json())
             # Detect a read-only file now, not after the first hour of measuring.
             with self.collection.open("ab"):
                 pass
@@ -222,20 +222,12 @@ class StudyFolder:
         return sorted(self._attempts_at(glob.escape(point.key)), key=lambda a: a.number)
 
     def _attempts_at(self, key: str) -> Iterator[AttemptFolder]:
-        # Absolute, because a job writes its records to this path.
-        for path in (self.path / "points").resolve().glob(f"{key}/attempt-*"):
-            number = path.name.removeprefix("attempt-")
-            if number.isdigit():
-                yield AttemptFolder(path, int(number))
+        for number, path in _numbered(self.path / "points", f"{key}/attempt-"):
+            yield AttemptFolder(path, number)
 
     def packs(self) -> list[PackFolder]:
         """Return the packed jobs, first to last."""
-        found = []
-        for path in (self.path / "packs").resolve().glob("pack-*"):
-            number = path.name.removeprefix("pack-")
-            if number.isdigit():
-                found.append((int(number), PackFolder(path)))
-        return [pack for _, pack in sorted(found, key=lambda each: each[0])]
+        return [PackFolder(path) for _, path in sorted(_numbered(self.path / "packs", "pack-"))]
 
     def new_pack(self) -> PackFolder:
         """Make the folder of the next packed job."""
@@ -256,12 +248,25 @@ class StudyFolder:
         return place
 
 
+def _numbered(folder: Path, start: str) -> Iterator[tuple[int, Path]]:
+    """Yield the folders `start`N of a folder, with their numbers."""
+    # Absolute, because a job writes its records to this path.
+    for path in folder.resolve().glob(f"{start}*"):
+        number = path.name.removeprefix(Path(start).name)
+        if number.isdigit():
+            yield int(number), path
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return body if isinstance(body, dict) else None
+
+
+def _write(path: Path, body: Mapping[str, Any]) -> None:
+    write_whole(path, json.dumps(body, indent=1) + "\n")
 
 
 @contextmanager
