@@ -195,4 +195,4 @@ def bits_name(bits: int) -> str:
 
 def nodes_name(nodes: int) -> str:
     """'1 node', '2 nodes'."""
-    return "1 node" if nodes == 1 else f"{nodes} nodes"
+    return count(nodes, "node")

@@ -11,8 +11,8 @@ from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.fits import applies, fit_law, peak_ranks
 from qsgd_hpc.scaling.analysis.results import Estimate, Fit
 from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.report.case_findings import law_sentence
 from qsgd_hpc.scaling.report.drawing.speed import best_fits
-from qsgd_hpc.scaling.report.sentences import law_sentence
 from tests.scaling.samples import amdahl, attempt, attempts, gustafson, study, usl
 
 SIZES = st.lists(

@@ -14,7 +14,7 @@ from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.fits import fit_link
 from qsgd_hpc.scaling.analysis.results import Estimate, LinkFit
 from qsgd_hpc.scaling.define.plan import plan
-from qsgd_hpc.scaling.report.sentences import link_sentence
+from qsgd_hpc.scaling.report.case_findings import link_sentence
 from tests.scaling.samples import PARAMETERS, metered, metered_attempts, study
 
 TRIALS = 100

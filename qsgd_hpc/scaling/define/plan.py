@@ -47,6 +47,11 @@ class Point:
         """Words for progress lines, such as '2 nodes, 4 bit'."""
         return f"{units.nodes_name(self.nodes)}, {units.bits_name(self.bits)}"
 
+    def name(self, several: bool) -> str:
+        """Return the label with the repeat and, in a study of several cases, with the case."""
+        case = f"{self.case.label}: " if several else ""
+        return f"{case}{self.label}, repeat {self.repeat}"
+
     def to_json(self) -> dict[str, Any]:
         """Return the point as JSON values."""
         return asdict(self)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
 from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.fits import peak_ranks
 from qsgd_hpc.scaling.analysis.quality import compare_quality, quality_of
-from qsgd_hpc.scaling.analysis.results import CaseAnalysis
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Estimate, Fit, LinkFit
 from qsgd_hpc.scaling.analysis.verdicts import (
     Row,
     Verdict,
@@ -27,12 +29,25 @@ __all__ = [
     "Tile",
     "case_findings",
     "coded_sentences",
+    "law_sentence",
+    "link_sentence",
     "reference_name",
     "speed_words",
 ]
 
 # docs/compression.md, "What a code loses".
 UNNOTICED = 0.1
+
+_LAWS = {
+    "amdahl": "Amdahl’s law",
+    "gustafson": "Gustafson’s law",
+    "usl": "Universal scalability law",
+}
+_PARAMETERS = {
+    "serial": ("serial share", units.percent),
+    "contention": ("contention", units.percent),
+    "coherency": ("coherency", lambda value: f"{value:.2g}"),
+}
 
 
 def coded_sentences(case: CaseAnalysis) -> tuple[str, ...]:
@@ -165,6 +180,42 @@ def speed_words(speed: Verdict) -> str:
         "unclear": "shows no speed difference to fp32 above the noise",
         "once": f"trained at {factor} the speed of fp32",
     }[speed.word]
+
+
+def law_sentence(fit: Fit) -> str:
+    """Return a fitted law's parameters with their intervals, its residuals and its caution."""
+    named = []
+    for name, estimate in fit.parameters.items():
+        title, form = _PARAMETERS[name]
+        named.append(f"{title} {_estimate(estimate, form)}")
+    if (peak := peak_ranks(fit)) is not None:
+        ranks = _estimate(peak, lambda value: f"{value:.0f}")
+        named.append(f"most throughput at {ranks} rank{'' if ranks == '1' else 's'}")
+    text = (
+        f"{_LAWS[fit.law]}, {units.bits_name(fit.bits)}: {', '.join(named)}; "
+        f"residuals {units.percent(fit.error)} of the speed-up over "
+        f"{units.count(fit.sizes, 'size')}."
+    )
+    return f"{text} {fit.caution}".rstrip()
+
+
+def link_sentence(link: LinkFit) -> str:
+    """Return Hockney's latency and bandwidth as text."""
+    text = (
+        f"Fitted to the communication: {_estimate(link.latency_s, units.seconds)} per message and "
+        f"{_estimate(link.bandwidth, units.bandwidth)} per rank; residuals "
+        f"{units.percent(link.error)} over {link.points} points."
+    )
+    return f"{text} {link.caution}".rstrip()
+
+
+def _estimate(estimate: Estimate, form: Callable[[float], str]) -> str:
+    value = "unbounded" if math.isinf(estimate.value) else form(estimate.value)
+    if estimate.low is None:
+        return value
+    if estimate.high is None:
+        return f"{value} ({form(estimate.low)} or more)"
+    return f"{value} ({form(estimate.low)}..{form(estimate.high)})"
 
 
 def _headline(shown: _Shown) -> str:

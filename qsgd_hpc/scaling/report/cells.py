@@ -9,36 +9,27 @@ from qsgd_hpc.launch.cluster.network import SHORT, bits_per_s
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
 
-__all__ = ["cells", "headings", "interval", "place", "size"]
+__all__ = ["SORTED_BY", "cells", "headings", "interval", "place", "size"]
 
+# Key, name, and the column of the table, by which a click on the heading sorts.
 _HEADINGS = (
-    ("nodes", "Nodes"),
-    ("bits", "Bits"),
-    ("speed", "{unit}/s"),
-    ("speedup", "Speed-up"),
-    ("efficiency", "Efficiency"),
-    ("step", "Step"),
-    ("exposed", "Exposed comm."),
-    ("step_bytes", "Wire / step"),
-    ("total_bytes", "Wire total"),
-    ("compression", "Fewer bytes"),
-    ("nmse", "NMSE"),
-    ("communication", "Comm. time"),
-    ("quality", "{quality}"),
-    ("target", "To target"),
-    ("link", "Link reached"),
+    ("nodes", "Nodes", "ranks"),
+    ("bits", "Bits", "bits"),
+    ("speed", "{unit}/s", "throughput"),
+    ("speedup", "Speed-up", "speedup"),
+    ("efficiency", "Efficiency", "efficiency"),
+    ("step", "Step", "step_s"),
+    ("exposed", "Exposed comm.", "exposed_share"),
+    ("step_bytes", "Wire / step", "wire_bytes_per_step"),
+    ("total_bytes", "Wire total", "wire_bytes_total"),
+    ("compression", "Fewer bytes", "compression_ratio"),
+    ("nmse", "NMSE", "nmse"),
+    ("communication", "Comm. time", "comm_time_share"),
+    ("quality", "{quality}", None),  # the column depends on the case
+    ("target", "To target", "time_to_target_s"),
+    ("link", "Link reached", "link_bits_s"),
 )
-_NEEDS = {
-    "step": "step_s",
-    "exposed": "exposed_share",
-    "step_bytes": "wire_bytes_per_step",
-    "total_bytes": "wire_bytes_total",
-    "compression": "compression_ratio",
-    "nmse": "nmse",
-    "communication": "comm_time_share",
-    "target": "time_to_target_s",
-    "link": "link_bits_s",
-}
+SORTED_BY = {key: column for key, _, column in _HEADINGS if column is not None}
 
 
 def headings(case: CaseAnalysis) -> list[tuple[str, str]]:
@@ -47,12 +38,12 @@ def headings(case: CaseAnalysis) -> list[tuple[str, str]]:
         "unit": units.capitalised(case.unit),
         "quality": units.quality_name(case.quality) if case.quality else "",
     }
-    empty = {key for key, column in _NEEDS.items() if not case.table[column].notna().any()}
+    empty = {key for key, column in SORTED_BY.items() if not case.table[column].notna().any()}
     empty |= set() if case.quality else {"quality"}
     if "exposed" not in empty:
         # The exposed share is more useful than the time in collectives, and the row must be short.
         empty |= {"communication", "total_bytes"}
-    return [(key, name.format_map(names)) for key, name in _HEADINGS if key not in empty]
+    return [(key, name.format_map(names)) for key, name, _ in _HEADINGS if key not in empty]
 
 
 def cells(row: Mapping[str, Any], case: CaseAnalysis) -> dict[str, str]:

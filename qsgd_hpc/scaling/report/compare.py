@@ -105,12 +105,12 @@ def compare(report: Report, other: Report, names: tuple[str, str]) -> Comparison
 def summary(comparison: Comparison) -> str:
     """Return the number of rows with each verdict, in one line."""
     words = [p.verdict.word for p in comparison.pairs]
-    counts = [f"{words.count(word)} {_named(word)}" for word in WORDS if word in words]
+    counts = [
+        f"{words.count(word)} {'measured once' if word == 'once' else word}"
+        for word in WORDS
+        if word in words
+    ]
     return f"{comparison.ours} compared with {comparison.theirs}: {', '.join(counts)}"
-
-
-def _named(word: str) -> str:
-    return "measured once" if word == "once" else word
 
 
 def pair_cells(pair: Pair, *, several: bool) -> dict[str, str]:
@@ -119,8 +119,8 @@ def pair_cells(pair: Pair, *, several: bool) -> dict[str, str]:
     case = f"{pair.case.label}: " if several else ""
     return {
         "place": case + place(pair.row),
-        "ours": f"{units.speed(pair.row['throughput'])} {pair.unit}/s",
-        "theirs": f"{units.speed(pair.other['throughput'])} {pair.unit}/s",
+        "ours": units.rate(pair.row["throughput"], pair.unit),
+        "theirs": units.rate(pair.other["throughput"], pair.unit),
         "ratio": units.times(ratio.value),
         "interval": units.interval(ratio.low, ratio.high) or "one run",
         "verdict": "undecided" if pair.verdict.word == "once" else pair.verdict.word,
@@ -151,7 +151,7 @@ def _note(comparison: Comparison) -> str:
     ]
     for count, name in zip(comparison.alone, (comparison.ours, comparison.theirs), strict=True):
         if count:
-            notes.append(f"{count} {'row' if count == 1 else 'rows'} only in {name}.")
+            notes.append(f"{units.count(count, 'row')} only in {name}.")
     return " ".join(notes)
 
 

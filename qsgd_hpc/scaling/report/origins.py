@@ -145,19 +145,13 @@ def _jobs(measured: Sequence[Attempt]) -> tuple[Mapping[str, str], ...]:
     )
     return tuple(
         {
-            "point": f"{_place_of(a, several)}, repeat {a.point.repeat}",
+            "point": (f"{a.point.case.label}, " if several else "") + a.point.name(False),
             "job": str(_job(a).get("id", units.MISSING)),
             "host": ", ".join(_hosts(a)) or units.MISSING,
             "command": _command(a),
         }
         for a in order
     )
-
-
-def _place_of(attempt: Attempt, several: bool) -> str:
-    point = attempt.point
-    size = f"{units.nodes_name(point.nodes)}, {units.bits_name(point.bits)}"
-    return f"{point.case.label}, {size}" if several else size
 
 
 def _distinct(values: Iterable[Any]) -> list[str]:

@@ -11,44 +11,20 @@ import jinja2
 from qsgd_hpc._data import data
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
-from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.report import compare
-from qsgd_hpc.scaling.report.case_findings import reference_name
+from qsgd_hpc.scaling.report.case_findings import law_sentence, link_sentence, reference_name
 from qsgd_hpc.scaling.report.cautions import Machine
-from qsgd_hpc.scaling.report.cells import cells, headings, size
+from qsgd_hpc.scaling.report.cells import SORTED_BY, cells, headings, size
 from qsgd_hpc.scaling.report.drawing.networks import network_panels
 from qsgd_hpc.scaling.report.drawing.speed import best_fits
 from qsgd_hpc.scaling.report.drawing.svg import chart, charts
 from qsgd_hpc.scaling.report.findings import CaseFindings
 from qsgd_hpc.scaling.report.networks import Family, families
-from qsgd_hpc.scaling.report.sentences import (
-    law_sentence,
-    links,
-    verdict_words,
-)
 
 if TYPE_CHECKING:
     from qsgd_hpc.scaling.report.report import Report
 
 __all__ = ["context", "render", "slug", "subtitle"]
-
-# Columns of the table by which a click on a heading sorts, instead of by its text.
-_SORTED_BY = {
-    "nodes": "ranks",
-    "bits": "bits",
-    "speed": "throughput",
-    "speedup": "speedup",
-    "efficiency": "efficiency",
-    "step": "step_s",
-    "exposed": "exposed_share",
-    "step_bytes": "wire_bytes_per_step",
-    "total_bytes": "wire_bytes_total",
-    "compression": "compression_ratio",
-    "nmse": "nmse",
-    "communication": "comm_time_share",
-    "target": "time_to_target_s",
-    "link": "link_bits_s",
-}
 
 
 def context(
@@ -72,11 +48,7 @@ def context(
         "sections": sections,
         "networks": [_network_section(f, i) for i, f in enumerate(families(cases), 1)],
         "several": len(sections) > 1,
-        "subtitle": subtitle(
-            report.study,
-            cases[0] if len(cases) == 1 else None,
-            emulated=report.origins.machine is Machine.EMULATED,
-        ),
+        "subtitle": subtitle(report, cases[0] if len(cases) == 1 else None),
         "origins": report.origins,
         "incidents": report.incidents,
         "cautions": [*report.findings.cautions, *report.origins.cautions],
@@ -96,12 +68,13 @@ def _network_section(family: Family, number: int) -> dict[str, Any]:
     }
 
 
-def subtitle(study: Study, case: CaseAnalysis | None, *, emulated: bool) -> str:
-    """Return the facts above the headline; `emulated`: whether the network was emulated."""
-    repeats = "1 repeat" if study.repeats == 1 else f"{study.repeats} repeats"
+def subtitle(report: Report, case: CaseAnalysis | None) -> str:
+    """Return the facts above the headline of a case, or of the report."""
+    study = report.study
     title = study.title if case is None else case.case.label
+    repeats = units.count(study.repeats, "repeat")
     facts = [title, f"{study.mode} scaling", f"site {study.site}", repeats]
-    if emulated:
+    if report.origins.machine is Machine.EMULATED:
         facts.append("hosts and network emulated on one machine")
     return "  ·  ".join(facts)
 
@@ -137,9 +110,7 @@ def _section(
         "id": place,
         "case": case,
         "findings": found,
-        "subtitle": subtitle(
-            report.study, case, emulated=report.origins.machine is Machine.EMULATED
-        ),
+        "subtitle": subtitle(report, case),
         "charts": charts(case, place),
         "series": [
             (str(b), units.bits_name(b)) for b in sorted({r["bits"] for r in rows}, reverse=True)
@@ -152,21 +123,21 @@ def _section(
                 "raw_bits": row["bits"],
                 "raw_ranks": row["ranks"],
                 "sort": {
-                    **{k: row[c] for k, c in _SORTED_BY.items()},
+                    **{k: row[c] for k, c in SORTED_BY.items()},
                     "quality": row.get(case.quality),
                 },
             }
             for row in rows
         ],
         "reference": reference_name(case),
-        "laws": [*map(law_sentence, best), *links(case)],
+        "laws": [*map(law_sentence, best), *([link_sentence(case.link)] if case.link else ())],
         "other_laws": [law_sentence(fit) for fit in case.fits if fit not in best],
         "verdicts": [
             {
                 "bits": units.bits_name(v.bits),
                 "raw_bits": v.bits,
                 "verdict": v.verdict,
-                "word": verdict_words(v),
+                "word": v.verdict.capitalize(),
                 "reason": v.reason,
             }
             for v in case.break_even

@@ -17,7 +17,6 @@ from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis
 from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.report import latex, page
-from qsgd_hpc.scaling.report.cautions import Machine
 from qsgd_hpc.scaling.report.compare import Comparison
 from qsgd_hpc.scaling.report.drawing.files import write_files, write_networks, write_sheet
 from qsgd_hpc.scaling.report.findings import Findings, findings
@@ -124,23 +123,15 @@ def _plots(report: Report, case: CaseAnalysis, headline: str, target: Path) -> l
     prefix = "" if len(report.analysis.cases) == 1 else f"{page.slug(case.case.key)}/"
     folder = target / prefix
     folder.mkdir(exist_ok=True)
-    subtitle = page.subtitle(
-        report.study, case, emulated=report.origins.machine is Machine.EMULATED
-    )
-    write_sheet(case, headline, subtitle, folder / "plot")
+    write_sheet(case, headline, page.subtitle(report, case), folder / "plot")
     return [f"{prefix}{name}" for name in ("plot", *write_files(case, folder))]
 
 
 def _incidents(study: Study, attempts: list[Attempt], torn: list[int]) -> tuple[str, ...]:
     done = finished(attempts)
     several = len({a.point.case for a in attempts}) > 1
-
-    def name(attempt: Attempt) -> str:
-        case = f"{attempt.point.case.label}: " if several else ""
-        return f"{case}{attempt.point.label}, repeat {attempt.point.repeat}"
-
     incidents = [
-        f"{name(a)}, attempt {a.number}: {a.fault}; not used."
+        f"{a.point.name(several)}, attempt {a.number}: {a.fault}; not used."
         for a in attempts
         if a.fault is not None
     ]
@@ -152,6 +143,8 @@ def _incidents(study: Study, attempts: list[Attempt], torn: list[int]) -> tuple[
             f"records.jsonl: unreadable (truncated by a crash?) and skipped: line {lines}."
         )
     incidents += [
-        f"{name(a)}: {a.torn_lines} unreadable record(s) skipped." for a in attempts if a.torn_lines
+        f"{a.point.name(several)}: {a.torn_lines} unreadable record(s) skipped."
+        for a in attempts
+        if a.torn_lines
     ]
     return tuple(incidents)

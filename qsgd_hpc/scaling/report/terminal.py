@@ -19,7 +19,6 @@ from qsgd_hpc.scaling.report.compare import HEADINGS as COMPARED
 from qsgd_hpc.scaling.report.compare import Comparison, pair_cells, summary
 from qsgd_hpc.scaling.report.networks import families
 from qsgd_hpc.scaling.report.report import Report
-from qsgd_hpc.scaling.report.sentences import verdict_words
 
 __all__ = ["console", "print_comparison", "print_result"]
 
@@ -65,8 +64,9 @@ def print_result(console: Console, report: Report, page: Path) -> None:
         for sentence in found.coded:
             console.print(Text(sentence), soft_wrap=not console.is_terminal)
         for verdict in case.break_even:
-            answer = f"Compress to {units.bits_name(verdict.bits)}? {verdict_words(verdict)}."
-            console.print(Text(f"{answer} {verdict.reason}"), soft_wrap=not console.is_terminal)
+            question = f"Compress to {units.bits_name(verdict.bits)}?"
+            answer = f"{verdict.verdict.capitalize()}. {verdict.reason}"
+            console.print(Text(f"{question} {answer}"), soft_wrap=not console.is_terminal)
     console.print()
     for caution in (*report.findings.cautions, *report.origins.cautions, *report.incidents):
         console.print(Text(caution, style="dim"), soft_wrap=not console.is_terminal)

@@ -108,7 +108,7 @@ class Estimate:
     @property
     def sentence(self) -> str:
         """The estimate as text, for the plan."""
-        count = f"{self.jobs} {'job' if self.jobs == 1 else 'jobs'}"
+        count = units.count(self.jobs, "job")
         if self.node_hours is None:
             return f"{count}; node-hours are not known before the first point (no walltime)."
         if self.bound and self.packed:

@@ -100,15 +100,14 @@ class Progress:
         if not entry.adopted:  # when an adopted job began is unknown
             self._took_s.append(took)
         line = Text("  ✓ ", style="green").append(
-            f"{count} {self._name(point)}  {_speed(throughput(attempt.final))}"
+            f"{count} {self._name(point)}  {units.rate(*throughput(attempt.final))}"
             f"  ({units.duration(took)})",
             style="default",
         )
         self._say(line)
 
     def _name(self, point: Point) -> str:
-        case = f"{point.case.label}: " if self.cases > 1 else ""
-        return f"{case}{point.label}, repeat {point.repeat}"
+        return point.name(self.cases > 1)
 
     def _say(self, text: Text) -> None:
         self.console.print(text, soft_wrap=True)
@@ -127,7 +126,7 @@ class Progress:
         lines = [
             Text(
                 f"  {self._name(s.point)}  {s.job.state.value.lower()} {_age(s)}"
-                f"  job {s.job.id}" + (f"  {_speed(s.speed)}" if s.speed else "")
+                f"  job {s.job.id}" + (f"  {units.rate(*s.speed)}" if s.speed else "")
             )
             for s in self._active.values()
         ]
@@ -149,10 +148,6 @@ def tail(log: Path, lines: int = TAIL_LINES) -> str:
     except OSError:
         return "    (no output)"
     return "\n".join(f"    {line}" for line in text.splitlines()[-lines:]) or "    (no output)"
-
-
-def _speed(speed: tuple[float, str]) -> str:
-    return f"{units.speed(speed[0])} {speed[1]}/s"
 
 
 def _age(entry: _Seen) -> str:
