@@ -13,7 +13,7 @@ from qsgd_hpc.scaling.analysis.verdicts import Judgement, Row, judge, plain_row,
 from qsgd_hpc.scaling.report.case_findings import speed_words
 from qsgd_hpc.scaling.report.cells import cells
 
-__all__ = ["Family", "families"]
+__all__ = ["Family", "families", "gain"]
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class Family:
                 yield {
                     **cells(row, member),
                     "network": member.case.network_label,
-                    "ratio": _over(row, plain, "throughput"),
-                    "sooner": _over(plain, row, "time_to_target_s") if plain else units.MISSING,
+                    "ratio": units.times(gain(row, plain, "throughput")),
+                    "sooner": units.times(gain(row, plain, "time_to_target_s")),
                     "raw_bits": str(row["bits"]),
                 }
 
@@ -128,10 +128,12 @@ def _rate(case: CaseAnalysis) -> tuple[float, float]:
     return (math.inf, 0.0) if network is None else (network.rate_bits_s, -network.latency_us)
 
 
-def _over(row: Row | None, other: Row | None, column: str) -> str:
-    if row is None or other is None or row is other or not (row[column] and other[column]):
-        return units.MISSING
-    return units.times(row[column] / other[column])
+def gain(row: Row, plain: Row | None, column: str) -> float | None:
+    """Return how many times faster or sooner a row is than fp32; None for fp32 or if unknown."""
+    if plain is None or row is plain or not (row[column] and plain[column]):
+        return None
+    more, less = (plain, row) if column == "time_to_target_s" else (row, plain)
+    return float(more[column] / less[column])
 
 
 def _network_sentence(case: CaseAnalysis, row: Row, judged: Judgement) -> str:

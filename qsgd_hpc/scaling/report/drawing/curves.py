@@ -25,7 +25,7 @@ from qsgd_hpc.scaling.report.drawing.style import (
     side_labels,
 )
 
-__all__ = ["clocks", "draw_curves", "quality_dots", "recorded", "sizes", "wire"]
+__all__ = ["clocks", "draw_curves", "quality_dots", "recorded", "wire"]
 
 # With at most this many epochs, each has a marker.
 MARKED_UP_TO = 20
@@ -42,24 +42,16 @@ def recorded(case: CaseAnalysis) -> pd.DataFrame:
     return found[counts > 1]
 
 
-def sizes(case: CaseAnalysis) -> list[int]:
-    """Return the numbers of nodes that have curves, ascending."""
-    found = recorded(case)
-    return [] if found.empty else sorted(int(n) for n in found["nodes"].unique())
-
-
 def clocks(found: pd.DataFrame) -> list[str]:
     """Return the x axes of the curves: epochs, and elapsed time if it was recorded."""
     return ["elapsed_s", "epoch"] if found["elapsed_s"].notna().all() else ["epoch"]
 
 
-def draw_curves(many: Sequence[Any], case: CaseAnalysis, nodes: int) -> None:
-    """Draw the curves of one size, on one axes for each of clocks().
+def draw_curves(many: Sequence[Any], case: CaseAnalysis, found: pd.DataFrame) -> None:
+    """Draw the recorded() epochs of one size, on one axes for each of clocks().
 
     A line is the median over the repeats, at the median of their times; each repeat is a pale line.
     """
-    found = recorded(case)
-    found = found[found["nodes"] == nodes]
     for axes, clock in zip(many, clocks(found), strict=True):
         labels = []
         for bits in sorted(found["bits"].unique(), reverse=True):

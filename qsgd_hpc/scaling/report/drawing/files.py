@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from qsgd_hpc.scaling.analysis.results import BREAKDOWN, CaseAnalysis
-from qsgd_hpc.scaling.report.drawing import steps
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis
 from qsgd_hpc.scaling.report.drawing.networks import network_panels
 from qsgd_hpc.scaling.report.drawing.panel import Panel, live
 from qsgd_hpc.scaling.report.drawing.panels import (
@@ -22,7 +17,8 @@ from qsgd_hpc.scaling.report.drawing.panels import (
     panels,
     speedup_panel,
 )
-from qsgd_hpc.scaling.report.drawing.style import QUIET, STYLE, colour
+from qsgd_hpc.scaling.report.drawing.steps import draw_key
+from qsgd_hpc.scaling.report.drawing.style import QUIET, colour, styled
 from qsgd_hpc.scaling.report.networks import Family
 
 __all__ = ["write_files", "write_networks", "write_sheet"]
@@ -38,9 +34,7 @@ _SHEET = ("throughput", "wire", "quality")
 def write_sheet(case: CaseAnalysis, title: str, subtitle: str, stem: Path) -> None:
     """Write throughput, bytes and quality on one sheet as `stem`.png and `stem`.svg."""
     first, *others = [p for p in panels(case) if p.name in _SHEET]
-    with _style("path", "sheet"):
-        figure = Figure(figsize=(12, 5.8))
-        FigureCanvasAgg(figure)
+    with styled((12, 5.8), fonts="path", salt="sheet") as figure:
         grid = figure.add_gridspec(
             max(1, len(others)),
             2 if others else 1,
@@ -54,35 +48,36 @@ def write_sheet(case: CaseAnalysis, title: str, subtitle: str, stem: Path) -> No
         )
         places = [grid[:, 0], *(grid[i, 1] for i in range(len(others)))]
         for panel, place in zip([first, *others], places, strict=True):
-            axes = figure.add_subplot(place)
-            panel.draw([axes])
-            axes.set_title(panel.title, loc="left", fontsize=11.5, fontweight="bold", pad=12)
+            _draw_titled(panel, figure.add_subplot(place))
         figure.text(0.025, 0.935, title, fontsize=15, fontweight="bold", va="center")
         figure.text(0.025, 0.883, subtitle, color=QUIET, va="center")
-        figure.savefig(stem.with_suffix(".png"), dpi=DPI, metadata=_PNG)
-        figure.savefig(stem.with_suffix(".svg"), metadata=_SVG)
-    file = stem.with_suffix(".svg")
-    file.write_text(live(file.read_text(encoding="utf-8")), encoding="utf-8")
+        _save_sheet(figure, stem)
 
 
 def write_networks(family: Family, stem: Path) -> None:
     """Write one case on its networks as `stem`.png and `stem`.svg."""
     made = network_panels(family)
-    with _style("path", stem.name):
-        figure = Figure(figsize=(6.6 * len(made), 4.9))
-        FigureCanvasAgg(figure)
+    with styled((6.6 * len(made), 4.9), fonts="path", salt=stem.name) as figure:
         grid = figure.subplots(1, len(made), squeeze=False)
         for panel, axes in zip(made, grid.flat, strict=True):
-            panel.draw([axes])
-            axes.set_title(panel.title, loc="left", fontsize=11.5, fontweight="bold", pad=12)
+            _draw_titled(panel, axes)
         handles = [Patch(color=colour(int(s.series)), label=s.name) for s in made[0].key]
         figure.legend(handles=handles, frameon=False, loc="upper right", ncols=len(handles))
         title = f"{family.label}: hosts and network emulated on one machine"
         figure.suptitle(title, x=0.02, ha="left", color=QUIET, fontsize=10.5)
         figure.tight_layout(pad=0.8, w_pad=2.5)
-        figure.savefig(stem.with_suffix(".png"), dpi=DPI, metadata=_PNG)
-        figure.savefig(stem.with_suffix(".svg"), metadata=_SVG)
+        _save_sheet(figure, stem)
+
+
+def _draw_titled(panel: Panel, axes: Any) -> None:
+    panel.draw([axes])
+    axes.set_title(panel.title, loc="left", fontsize=11.5, fontweight="bold", pad=12)
+
+
+def _save_sheet(figure: Figure, stem: Path) -> None:
+    figure.savefig(stem.with_suffix(".png"), dpi=DPI, metadata=_PNG)
     file = stem.with_suffix(".svg")
+    figure.savefig(file, metadata=_SVG)
     file.write_text(live(file.read_text(encoding="utf-8")), encoding="utf-8")
 
 
@@ -97,27 +92,15 @@ def write_files(case: CaseAnalysis, folder: Path) -> list[str]:
 
 def _write(panel: Panel, case: CaseAnalysis, stem: Path) -> None:
     wide = 4.4 * panel.axes if panel.axes > 1 else 6.2
-    top = 0.45 if panel.name == "breakdown" else 0.0
-    with _style("path", panel.name):
-        figure = Figure(figsize=(wide, panel.height + 0.5 + top))
-        FigureCanvasAgg(figure)
+    size = (wide, panel.height + (0.95 if panel.key else 0.5))
+    with styled(size, fonts="path", salt=panel.name) as figure:
         axes = list(figure.subplots(1, panel.axes, squeeze=False).flat)
         panel.draw(axes)
-        if panel.name == "breakdown":
-            steps.draw_key(axes[0], _broken_down(case))
+        if panel.key:
+            draw_key(axes[0], panel.key)
         figure.suptitle(
             f"{panel.title}: {case.case.label}", fontsize=11, x=0.02, ha="left", wrap=True
         )
         figure.tight_layout(pad=0.6, w_pad=2.0)
         figure.savefig(stem.with_suffix(".pdf"), metadata=_PDF)
         figure.savefig(stem.with_suffix(".png"), dpi=DPI, metadata=_PNG)
-
-
-def _broken_down(case: CaseAnalysis) -> list[dict[str, Any]]:
-    return [r for r in case.rows() if all(r[part] is not None for part in BREAKDOWN)]
-
-
-@contextmanager
-def _style(fonts: str, salt: str) -> Iterator[None]:
-    with matplotlib.rc_context({**STYLE, "svg.fonttype": fonts, "svg.hashsalt": salt}):
-        yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from qsgd_hpc.scaling.analysis.verdicts import plain_row
 from qsgd_hpc.scaling.report.cells import interval
 from qsgd_hpc.scaling.report.drawing.panel import Panel, Swatch, mark
 from qsgd_hpc.scaling.report.drawing.style import GRID, INK, QUIET, Row, colour
-from qsgd_hpc.scaling.report.networks import Family
+from qsgd_hpc.scaling.report.networks import Family, gain
 
 __all__ = ["network_panels"]
 
@@ -23,12 +23,12 @@ def network_panels(family: Family) -> list[Panel]:
     key = tuple(Swatch(str(b), units.bits_name(b), f"--bits-{b}") for b in _bits(family))
     where = units.nodes_name(family.nodes)
     title = f"{units.capitalised(family.unit)} per second by network, {where}"
-    draw = partial(_speeds, family=family)
+    draw = partial(_bars, family=family, column="throughput")
     found = [Panel("networks", title, "Above a bar: the speed over fp32.", 3.4, draw, key=key)]
     if family.targets:
         title = f"Time to {_target(family)}, {where}"
         caption = "Less is better. Above a bar: how many times sooner than fp32."
-        draw = partial(_times, family=family)
+        draw = partial(_bars, family=family, column="time_to_target_s")
         found.append(Panel("times", title, caption, 3.4, draw, key=key))
     return found
 
@@ -45,21 +45,9 @@ def _bits(family: Family) -> list[int]:
     return sorted({row["bits"] for row in rows}, reverse=True)
 
 
-def _speeds(axes: Any, family: Family) -> None:
-    _bars(axes[0], family, "throughput", units.speed, lambda row, plain: row / plain)
-
-
-def _times(axes: Any, family: Family) -> None:
-    _bars(axes[0], family, "time_to_target_s", units.seconds, lambda row, plain: plain / row)
-
-
-def _bars(
-    axes: Any,
-    family: Family,
-    column: str,
-    form: Callable[[float], str],
-    ratio: Callable[[float, float], float],
-) -> None:
+def _bars(many: Sequence[Any], family: Family, column: str) -> None:
+    (axes,) = many
+    form = units.speed if column == "throughput" else units.seconds
     bits = _bits(family)
     width = GROUP / len(bits)
     for place, member in enumerate(family.members):
@@ -70,8 +58,8 @@ def _bars(
                 continue
             x = place + (bits.index(row["bits"]) - (len(bits) - 1) / 2) * width
             bar = axes.bar(x, row[column], 0.92 * width, color=colour(row["bits"]))
-            comparable = plain is not None and row is not plain and plain[column]
-            over = units.times(ratio(row[column], plain[column])) if plain and comparable else ""
+            times = gain(row, plain, column)
+            over = "" if times is None else units.times(times)
             where = f"{member.case.network_label}, {units.bits_name(row['bits'])}"
             tip = [form(row[column]), over and f"{over} fp32"]
             if column == "throughput":

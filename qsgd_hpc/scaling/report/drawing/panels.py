@@ -8,7 +8,6 @@ from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import BREAKDOWN, CaseAnalysis
 from qsgd_hpc.scaling.analysis.verdicts import largest_rows
 from qsgd_hpc.scaling.report.drawing import curves, speed, steps
-from qsgd_hpc.scaling.report.drawing.curves import quality_dots, wire
 from qsgd_hpc.scaling.report.drawing.panel import Panel
 
 __all__ = ["accuracy_panels", "breakdown_panel", "panels", "speedup_panel", "throughput_panel"]
@@ -76,17 +75,16 @@ def breakdown_panel(case: CaseAnalysis) -> Panel | None:
 
 def accuracy_panels(case: CaseAnalysis) -> list[Panel]:
     """Return the curves of the quality, one panel for each number of nodes with curves."""
-    found = curves.recorded(case)
     return [
         Panel(
             f"accuracy_{nodes}",
             f"{units.quality_name(case.quality)} while training, {units.nodes_name(nodes)}",
             "",
             2.2,
-            partial(curves.draw_curves, case=case, nodes=nodes),
-            axes=len(curves.clocks(found[found["nodes"] == nodes])),
+            partial(curves.draw_curves, case=case, found=found),
+            axes=len(curves.clocks(found)),
         )
-        for nodes in curves.sizes(case)
+        for nodes, found in curves.recorded(case).groupby("nodes")
     ]
 
 
@@ -102,7 +100,7 @@ def _largest(case: CaseAnalysis) -> list[Panel]:
                 f"Bytes on the wire per step, {where}",
                 "What all ranks together send in one training step.",
                 height,
-                lambda axes: wire(axes[0], sending),
+                lambda axes: curves.wire(axes[0], sending),
             )
         )
     if case.quality and (judged := [r for r in largest if r[case.quality] is not None]):
@@ -112,7 +110,7 @@ def _largest(case: CaseAnalysis) -> list[Panel]:
                 f"{units.quality_name(case.quality)}, {where}",
                 "After the last epoch. The axis does not start at zero.",
                 height + 0.2,
-                lambda axes: quality_dots(axes[0], case, judged),
+                lambda axes: curves.quality_dots(axes[0], case, judged),
             )
         )
     return found

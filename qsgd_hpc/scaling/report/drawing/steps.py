@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from matplotlib.patches import Patch
@@ -36,7 +37,9 @@ def breakdown_height(rows: Sequence[Row]) -> float:
 def breakdown_key(rows: Sequence[Row]) -> tuple[Swatch, ...]:
     """Return the chart's key: the parts that at least one row has."""
     return tuple(
-        Swatch(_series(part), NAMES[part], f"--part-{_series(part)}") for part in _parts(rows)
+        Swatch(_series(part), name, f"--part-{_series(part)}")
+        for part, name in NAMES.items()
+        if any(r[part] for r in rows)
     )
 
 
@@ -66,9 +69,9 @@ def breakdown(axes: Any, rows: Sequence[Row]) -> None:
     axes.spines["bottom"].set_visible(False)
 
 
-def draw_key(axes: Any, rows: Sequence[Row]) -> None:
+def draw_key(axes: Any, key: Sequence[Swatch]) -> None:
     """Write the key above the bars, for files; the page has a separate key."""
-    handles = [Patch(color=PARTS[part], label=NAMES[part]) for part in _parts(rows)]
+    handles = [Patch(color=PARTS[f"{s.series}_s"], label=s.name) for s in key]
     axes.legend(
         handles=handles,
         loc="lower left",
@@ -99,18 +102,11 @@ def _stack(axes: Any, row: Row, parts: Sequence[str], y: float, height: float) -
 
 
 def _places(rows: Sequence[Row]) -> list[float]:
-    places: list[float] = []
-    for i, row in enumerate(rows):
-        if i == 0:
-            places.append(0.0)
-        else:
-            same = row["ranks"] == rows[i - 1]["ranks"]
-            places.append(places[-1] + 1 + (0.0 if same else _GAP))
+    places = [0.0]
+    for before, row in pairwise(rows):
+        same = row["ranks"] == before["ranks"]
+        places.append(places[-1] + 1 + (0.0 if same else _GAP))
     return places
-
-
-def _parts(rows: Sequence[Row]) -> list[str]:
-    return [part for part in NAMES if any(r[part] for r in rows)]
 
 
 def _series(part: str) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from qsgd_hpc.scaling import units
@@ -28,6 +32,7 @@ __all__ = [
     "nodes_axis",
     "side_labels",
     "spread",
+    "styled",
     "value_axis",
 ]
 
@@ -78,6 +83,21 @@ STYLE: Any = {
 LOG_FROM = 8
 LINE_INCHES = 0.21
 """Least distance of two labels beside a chart, in inches."""
+
+
+@contextmanager
+def styled(size: tuple[float, float], *, fonts: str, salt: str) -> Iterator[Figure]:
+    """Yield a figure to draw and save in the style of a report.
+
+    Args:
+        size: width and height in inches.
+        fonts: "path" or "none", how SVG files contain text.
+        salt: makes the identifiers of an SVG unique in a page with several drawings.
+    """
+    with matplotlib.rc_context({**STYLE, "svg.fonttype": fonts, "svg.hashsalt": salt}):
+        figure = Figure(figsize=size)
+        FigureCanvasAgg(figure)
+        yield figure
 
 
 def colour(bits: int) -> str:

@@ -7,14 +7,10 @@ import io
 import re
 from dataclasses import dataclass
 
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
 from qsgd_hpc.scaling.report.drawing.panel import Panel, live
 from qsgd_hpc.scaling.report.drawing.panels import panels, throughput_panel
-from qsgd_hpc.scaling.report.drawing.style import STYLE, VARIABLES, logarithmic
+from qsgd_hpc.scaling.report.drawing.style import VARIABLES, logarithmic, styled
 
 __all__ = ["Chart", "Drawing", "chart", "charts", "inline"]
 
@@ -79,11 +75,8 @@ def chart(panel: Panel, place: str) -> Chart:
 
 def inline(panel: Panel, width: float, place: str) -> str:
     """Return a panel as an SVG element that scales with its column; `place` must be unique."""
-    # The salt makes identifiers unique in a page with several drawings.
-    salt = f"{place}-{panel.name}"
-    with matplotlib.rc_context({**STYLE, "svg.fonttype": "none", "svg.hashsalt": salt}):
-        figure = Figure(figsize=(width, panel.height * panel.axes))
-        FigureCanvasAgg(figure)
+    size = (width, panel.height * panel.axes)
+    with styled(size, fonts="none", salt=f"{place}-{panel.name}") as figure:
         axes = list(figure.subplots(panel.axes, 1, squeeze=False).flat)
         panel.draw(axes)
         figure.tight_layout(pad=0.2, h_pad=1.2)
