@@ -23,6 +23,7 @@ __all__ = [
     "judge",
     "largest_rows",
     "plain_row",
+    "representative_judgement",
     "representative_row",
 ]
 
@@ -152,6 +153,17 @@ def representative_row(case: CaseAnalysis, rows: Sequence[Row] | None = None) ->
         return max(known, key=lambda r: sign * (r[case.quality] or 0.0))
     fastest = max(best, key=lambda r: r["throughput"])
     return next(r for r in best if _keeps_up(case, r, fastest))
+
+
+def representative_judgement(
+    case: CaseAnalysis, rows: Sequence[Row] | None = None
+) -> tuple[Row, Judgement] | None:
+    """Return the representative row and its judgement; None if it or fp32 is missing."""
+    among = largest_rows(case) if rows is None else rows
+    packed, plain = representative_row(case, among), plain_row(among)
+    if packed is None or plain is None:
+        return None
+    return packed, judge(case, packed, plain)
 
 
 _ALL_LOSE = (0, False)

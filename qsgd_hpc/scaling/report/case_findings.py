@@ -31,6 +31,7 @@ __all__ = [
     "coded_sentences",
     "law_sentence",
     "link_sentence",
+    "once_note",
     "reference_name",
     "speed_words",
 ]
@@ -218,9 +219,14 @@ def _estimate(estimate: Estimate, form: Callable[[float], str]) -> str:
     return f"{value} ({form(estimate.low)}..{form(estimate.high)})"
 
 
+def once_note(rows: Sequence[Row]) -> str:
+    """Return ' (one run)' for the end of a sentence if a row was measured once."""
+    return " (one run)" if any(row["repeats"] == 1 for row in rows) else ""
+
+
 def _headline(shown: _Shown) -> str:
     where = units.nodes_name(shown.largest[0]["nodes"])
-    once = " (one run)" if any(r["repeats"] == 1 for r in shown.largest) else ""
+    once = once_note(shown.largest)
     if shown.plain is None or shown.packed is None:
         return _scaling_headline(shown, where) + once
     judged = judge(shown.analysis, shown.packed, shown.plain)

@@ -10,13 +10,11 @@ from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis
 from qsgd_hpc.scaling.analysis.verdicts import (
     Judgement,
     Row,
-    judge,
     largest_rows,
-    plain_row,
-    representative_row,
+    representative_judgement,
 )
 from qsgd_hpc.scaling.define.study import Study
-from qsgd_hpc.scaling.report.case_findings import CaseFindings, Tile, case_findings
+from qsgd_hpc.scaling.report.case_findings import CaseFindings, Tile, case_findings, once_note
 from qsgd_hpc.scaling.report.cautions import Machine, cautions
 
 __all__ = ["CaseFindings", "Findings", "Tile", "findings"]
@@ -53,7 +51,11 @@ def findings(study: Study, analysis: Analysis, *, machine: Machine | None) -> Fi
     limits = cautions(analysis, mode=study.mode, machine=machine)
     if len(cases) == 1:
         return Findings(cases[0].headline, cases[0].lead, cases[0].tiles, limits, cases)
-    gains = [gain for case in analysis.cases if (gain := _gain(case)) is not None]
+    gains = [
+        _Gain(case, *found)
+        for case in analysis.cases
+        if (found := representative_judgement(case)) is not None
+    ]
     return Findings(
         headline=_headline(analysis, gains),
         lead=_lead(study, analysis),
@@ -86,13 +88,6 @@ class _Gain:
         return f"{self.case.case.label}, {units.bits_name(self.row['bits'])}"
 
 
-def _gain(case: CaseAnalysis) -> _Gain | None:
-    packed, plain = representative_row(case), plain_row(largest_rows(case))
-    if packed is None or plain is None:
-        return None
-    return _Gain(case, packed, judge(case, packed, plain))
-
-
 def _headline(analysis: Analysis, gains: list[_Gain]) -> str:
     if not gains:
         return _scaling_headline(analysis)
@@ -117,17 +112,13 @@ def _headline(analysis: Analysis, gains: list[_Gain]) -> str:
 
 def _scaling_headline(analysis: Analysis) -> str:
     rows = [row for case in analysis.cases for row in largest_rows(case)]
-    count, once = len(analysis.cases), _once(rows)
+    count, once = len(analysis.cases), once_note(rows)
     nodes = units.span([row["nodes"] for row in rows], units.nodes_name)
     if all(case.rows()[0]["ranks"] == case.rows()[-1]["ranks"] for case in analysis.cases):
         return f"{count} cases on {nodes}{once}"
     reached = units.span([row["speedup"] for row in rows], units.times)
     ideal = units.span([row["efficiency"] for row in rows], units.percent)
     return f"{count} cases on {nodes} speed up {reached}, {ideal} of ideal{once}"
-
-
-def _once(rows: list[Row]) -> str:
-    return " (one run)" if any(row["repeats"] == 1 for row in rows) else ""
 
 
 def _lead(study: Study, analysis: Analysis) -> str:
@@ -146,14 +137,10 @@ def _lead(study: Study, analysis: Analysis) -> str:
     )
 
 
-def _most_efficient(analysis: Analysis) -> tuple[CaseAnalysis, Row]:
-    rows = [(case, row) for case in analysis.cases for row in largest_rows(case)]
-    return max(rows, key=lambda pair: pair[1]["efficiency"])
-
-
 def _tiles(analysis: Analysis, gains: list[_Gain]) -> Iterator[Tile]:
     yield Tile("Cases", str(len(analysis.cases)), "", _units(analysis))
-    case, row = _most_efficient(analysis)
+    rows = [(case, row) for case in analysis.cases for row in largest_rows(case)]
+    case, row = max(rows, key=lambda pair: pair[1]["efficiency"])
     yield Tile(
         "Highest efficiency",
         units.percent(row["efficiency"]),

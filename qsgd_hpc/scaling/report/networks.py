@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
-from qsgd_hpc.scaling.analysis.verdicts import Judgement, Row, judge, plain_row, representative_row
+from qsgd_hpc.scaling.analysis.verdicts import (
+    Judgement,
+    Row,
+    plain_row,
+    representative_judgement,
+)
 from qsgd_hpc.scaling.report.case_findings import speed_words
 from qsgd_hpc.scaling.report.cells import cells
 
@@ -47,7 +52,11 @@ class Family:
     @property
     def sentence(self) -> str:
         """Whether compression pays on each network, in agreement with the verdicts."""
-        found = [(m, row, judged) for m in self.members for row, judged in self._judged(m)]
+        found = [
+            (member, *judgement)
+            for member in self.members
+            if (judgement := representative_judgement(member, self.rows(member))) is not None
+        ]
         sentences = [_network_sentence(*each) for each in found]
         speeds = {judged.speed.word for _, _, judged in found}
         if "once" in speeds:
@@ -58,12 +67,6 @@ class Family:
         elif "unclear" in speeds:
             sentences.append("Use more repeats (--repeats) or a quieter machine.")
         return " ".join(sentences)
-
-    def _judged(self, member: CaseAnalysis) -> Iterator[tuple[Row, Judgement]]:
-        rows = self.rows(member)
-        packed, plain = representative_row(member, rows), plain_row(rows)
-        if packed is not None and plain is not None:
-            yield packed, judge(member, packed, plain)
 
     def headings(self) -> list[tuple[str, str]]:
         """Return (key, name) of the table's columns that have values."""
