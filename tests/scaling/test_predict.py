@@ -18,11 +18,10 @@ from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.sites.profile import Dragonfly, FatTree
 from qsgd_hpc.scaling.predict import cli as predict_cli
 from qsgd_hpc.scaling.predict import simgrid
-from qsgd_hpc.scaling.predict.closed_form import ClosedForm, phase_s
 from qsgd_hpc.scaling.predict.coding import Coding
 from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site
 from qsgd_hpc.scaling.predict.inputs import measured, training_of
-from qsgd_hpc.scaling.predict.model import Setting, predict
+from qsgd_hpc.scaling.predict.model import ClosedForm, Setting, phase_s, predict
 from qsgd_hpc.scaling.predict.output import LABEL, Result, write_folder
 from qsgd_hpc.scaling.predict.overlap import Gradient, expected_maximum, fused, timeline
 from qsgd_hpc.scaling.predict.schedules import Layout, schedule
@@ -191,7 +190,7 @@ import json, re, resource, time
 from pathlib import Path
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.scaling.predict.fabric import fabric_of_site
-from qsgd_hpc.scaling.predict.model import Setting, predict
+from qsgd_hpc.scaling.predict.model import ClosedForm, Setting, phase_s, predict
 from qsgd_hpc.scaling.predict.simgrid import SimGrid
 from tests.scaling.predict_samples import training
 

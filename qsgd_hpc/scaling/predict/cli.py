@@ -14,14 +14,12 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.sites.merge import dotted, merged, unconfirmed
 from qsgd_hpc.jobs.words import listing
-from qsgd_hpc.scaling.predict.closed_form import ClosedForm, Network
 from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site, flat_fabric
 from qsgd_hpc.scaling.predict.inputs import measured, training_of
-from qsgd_hpc.scaling.predict.model import Setting
+from qsgd_hpc.scaling.predict.model import ClosedForm, Network, Setting
 from qsgd_hpc.scaling.predict.model import predict as predict_rows
 from qsgd_hpc.scaling.predict.output import (
     LABEL,
-    LIMITS,
     Result,
     as_json,
     as_lines,
@@ -113,15 +111,14 @@ def predict(**options: Any) -> None:
     most = _largest_job(options["site"])
     if most and max(nodes) > most:
         notes.append(f"{options['site']} accepts no jobs of more than {most} nodes.")
-    rows, simulated = (
-        tuple(predict_rows(training, fabric, setting, nodes, bits, network)) if network else ()
-        for network in (*networks, None)[:2]
+    rows, *simulated = (
+        tuple(predict_rows(training, fabric, setting, nodes, bits, network)) for network in networks
     )
     result = Result(
         f"{training.name} on {fabric.name}, {per_node} ranks a node, {setting.mode} scaling",
         training.unit,
         rows,
-        simulated,
+        *simulated,
         assumptions=tuple(assumptions(training, fabric, setting, bits, doubts, options["routing"])),
         notes=tuple(notes),
     )
@@ -213,15 +210,10 @@ def _show(result: Result, as_data: bool, folder: Path | None) -> None:
         return
     for line in as_lines(result):
         click.echo(line)
-    for head, sentences in (
-        ("Assumptions", result.assumptions),
-        ("Limits of the model", LIMITS),
-        ("Notes", result.notes),
-    ):
-        if sentences:
-            click.echo(f"\n{head}")
-            for sentence in sentences:
-                click.echo(f"  - {sentence}")
+    for head, sentences in result.remarks():
+        click.echo(f"\n{head}")
+        for sentence in sentences:
+            click.echo(f"  - {sentence}")
     for path in paths:
         click.echo(f"written: {path}")
 

@@ -101,36 +101,37 @@ def cards_of(ranks: np.ndarray, layout: Layout, cards: int) -> np.ndarray:
     return used
 
 
+def _near(messages: Messages, layout: Layout) -> np.ndarray:
+    """Return which messages stay within a node."""
+    near: np.ndarray = messages.sources // layout.per_node == messages.targets // layout.per_node
+    return near
+
+
 def card_loads(rounds: Sequence[Messages], layout: Layout, cards: int) -> tuple[float, float]:
     """Return the most bytes that any card sends or receives, and the most within any node."""
     most = within = 0.0
-    sources, targets, sizes = _joined(rounds)
-    near = sources // layout.per_node == targets // layout.per_node
+    messages = Messages.joined(rounds)
+    near = _near(messages, layout)
     if near.any():
-        within = np.bincount(sources[near] // layout.per_node, weights=sizes[near]).max()
+        nodes = messages.sources[near] // layout.per_node
+        within = np.bincount(nodes, weights=messages.bytes[near]).max()
     if not near.all():
         far = ~near
         most = max(
-            np.bincount(cards_of(ends[far], layout, cards), weights=sizes[far]).max()
-            for ends in (sources, targets)
+            np.bincount(cards_of(ends[far], layout, cards), weights=messages.bytes[far]).max()
+            for ends in (messages.sources, messages.targets)
         )
     return float(most), float(within)
 
 
-def _joined(rounds: Sequence[Messages]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return (
-        np.concatenate([m.sources for m in rounds]),
-        np.concatenate([m.targets for m in rounds]),
-        np.concatenate([m.bytes for m in rounds]),
-    )
-
-
 def card_messages(rounds: Sequence[Messages], layout: Layout, cards: int) -> Messages:
     """Return the traffic between cards in these rounds: one message for each pair."""
-    sources, targets, sizes = _joined(rounds)
-    far = sources // layout.per_node != targets // layout.per_node
+    messages = Messages.joined(rounds)
+    far = ~_near(messages, layout)
     total = layout.nodes * cards
-    pairs = cards_of(sources[far], layout, cards) * total + cards_of(targets[far], layout, cards)
-    keys, places = np.unique(pairs, return_inverse=True)
-    summed = np.bincount(places, weights=sizes[far], minlength=len(keys))
+    source, target = (
+        cards_of(ends[far], layout, cards) for ends in (messages.sources, messages.targets)
+    )
+    keys, places = np.unique(source * total + target, return_inverse=True)
+    summed = np.bincount(places, weights=messages.bytes[far], minlength=len(keys))
     return Messages(keys // total, keys % total, summed)

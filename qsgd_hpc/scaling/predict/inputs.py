@@ -9,14 +9,13 @@ from typing import Any
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.define.case import Case
-from qsgd_hpc.scaling.define.plan import counts_for
+from qsgd_hpc.scaling.define.plan import PLAIN_BITS, counts_for
 from qsgd_hpc.scaling.predict.training import TrainingProfile
 from qsgd_hpc.scaling.store.attempts import Attempt, finished, is_number, throughput
 from qsgd_hpc.scaling.store.folder import StudyFolder
 
 __all__ = ["Measured", "measured", "training_of"]
 
-PLAIN_BITS = 32
 HOW = (
     "Measure again with this version: `qsgd-hpc scale` with one of its workloads, or a script that "
     "uses qsgd_hpc.scaling.Meter, writes all that is needed."

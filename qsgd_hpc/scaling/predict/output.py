@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -119,6 +120,15 @@ class Result:
             (row, self.simulated[i] if self.simulated else None) for i, row in enumerate(self.rows)
         ]
 
+    def remarks(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return the headings that have sentences, each with its sentences."""
+        found = [
+            ("Assumptions", self.assumptions),
+            ("Limits of the model", LIMITS),
+            ("Notes", self.notes),
+        ]
+        return [(head, sentences) for head, sentences in found if sentences]
+
 
 def _cells(result: Result) -> tuple[list[str], list[list[str]]]:
     heads = [name.format(unit=result.unit) for name in COLUMNS]
@@ -177,13 +187,8 @@ def as_markdown(result: Result) -> str:
     lines = [f"# {LABEL}: {result.title}", "", "| " + " | ".join(heads) + " |"]
     lines.append("|" + "---:|" * len(heads))
     lines += ["| " + " | ".join(cells) + " |" for cells in body]
-    for head, sentences in (
-        ("Assumptions", result.assumptions),
-        ("Limits of the model", LIMITS),
-        ("Notes", result.notes),
-    ):
-        if sentences:
-            lines += ["", f"## {head}", "", *(f"- {sentence}" for sentence in sentences)]
+    for head, sentences in result.remarks():
+        lines += ["", f"## {head}", "", *(f"- {sentence}" for sentence in sentences)]
     return "\n".join(lines) + "\n"
 
 
@@ -193,8 +198,6 @@ def write_folder(result: Result, folder: Path) -> list[Path]:
     Raises:
         UsageError: the folder cannot be written.
     """
-    import json
-
     paths = [folder / f"prediction.{end}" for end in ("md", "png", "json")]
     with writing("folder", folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ all data that one rank sends to another in a round.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,6 +64,15 @@ class Messages:
     sources: np.ndarray
     targets: np.ndarray
     bytes: np.ndarray
+
+    @classmethod
+    def joined(cls, rounds: Sequence[Messages]) -> Messages:
+        """Return the messages of several rounds together."""
+        return cls(
+            np.concatenate([m.sources for m in rounds]),
+            np.concatenate([m.targets for m in rounds]),
+            np.concatenate([m.bytes for m in rounds]),
+        )
 
 
 @dataclass(frozen=True)
@@ -181,25 +190,15 @@ def _shift(ranks: int, hop: int, sizes: np.ndarray) -> Messages:
     return Messages(sources, (sources + hop) % ranks, sizes)
 
 
-def _exchange(ranks: int, scattered: np.ndarray, gathered: np.ndarray) -> tuple[Phase, ...]:
+def _exchange(ranks: int, chunk: np.ndarray) -> tuple[Phase, Phase]:
     """Return a reduce-scatter by direct exchange and an allgather, by the bytes of each chunk."""
+
+    def phase(name: str, at: Callable[[int], Messages]) -> Phase:
+        return Phase(name, ranks - 1, at, together=True, pattern="exchange", members=ranks)
+
     return (
-        Phase(
-            "scatter",
-            ranks - 1,
-            lambda i: _shift(ranks, i + 1, np.roll(scattered, -(i + 1))),
-            together=True,
-            pattern="exchange",
-            members=ranks,
-        ),
-        Phase(
-            "gather",
-            ranks - 1,
-            lambda i: _shift(ranks, i + 1, gathered),
-            together=True,
-            pattern="exchange",
-            members=ranks,
-        ),
+        phase("scatter", lambda i: _shift(ranks, i + 1, np.roll(chunk, -(i + 1)))),
+        phase("gather", lambda i: _shift(ranks, i + 1, chunk)),
     )
 
 
@@ -212,7 +211,7 @@ def _direct(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase,
         if ranks >= HALVING_RANKS and size <= ranks * SMALL_BYTES:
             return _rabenseifner(ranks, tensors, coding)
         sizes = np.diff(parts(total, 64, ranks)) * FLOAT_BYTES
-        return _exchange(ranks, sizes, sizes)
+        return _exchange(ranks, sizes)
     if ranks * size > GATHERED_BYTES:
         return _recursive_doubling(ranks, tensors, coding)
 
@@ -225,8 +224,7 @@ def _direct(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase,
 
 def _sra(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
     assert coding is not None
-    sizes = chunk_bytes(tensors, coding, ranks)
-    return _exchange(ranks, sizes, sizes)
+    return _exchange(ranks, chunk_bytes(tensors, coding, ranks))
 
 
 def _sra2d(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
@@ -265,27 +263,19 @@ def _sra2d(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, 
 def _allgather(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
     assert coding is not None
     sizes = np.repeat(chunk_bytes(tensors, coding, ranks, cut=False), ranks)
-    return (_exchange(ranks, sizes, sizes)[1],)
+    return (_exchange(ranks, sizes)[1],)
 
 
 def _trips(ranks: int, chunk: np.ndarray) -> tuple[Phase, ...]:
     """Return two rounds of a ring: a reduce-scatter, then an allgather."""
-    return (
-        Phase(
-            "scatter",
-            ranks - 1,
-            lambda i: _shift(ranks, 1, np.roll(chunk, i + 1)),
-            alike=True,
-            pattern="ring",
-        ),
-        Phase(
-            "gather",
-            ranks - 1,
-            lambda i: _shift(ranks, 1, np.roll(chunk, i)),
-            alike=True,
-            pattern="ring",
-        ),
-    )
+
+    def phase(name: str, ahead: int) -> Phase:
+        def at(i: int) -> Messages:
+            return _shift(ranks, 1, np.roll(chunk, i + ahead))
+
+        return Phase(name, ranks - 1, at, alike=True, pattern="ring")
+
+    return phase("scatter", 1), phase("gather", 0)
 
 
 def _ring(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
@@ -398,11 +388,7 @@ def _side_by_side(layout: Layout, by_shard: list[tuple[Phase, ...]]) -> tuple[Ph
                 m = phases[place].at(i)
                 ranks = layout.per_node
                 found.append(Messages(m.sources * ranks + j, m.targets * ranks + j, m.bytes))
-        return Messages(
-            np.concatenate([m.sources for m in found]),
-            np.concatenate([m.targets for m in found]),
-            np.concatenate([m.bytes for m in found]),
-        )
+        return Messages.joined(found)
 
     def at(place: int) -> Callable[[int], Messages]:
         return lambda i: joined(place, i)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling.predict.closed_form import Network
 from qsgd_hpc.scaling.predict.fabric import Fabric
 from qsgd_hpc.scaling.predict.inputs import Measured, training_of
-from qsgd_hpc.scaling.predict.model import Setting, predict
+from qsgd_hpc.scaling.predict.model import Network, Setting, predict
 from qsgd_hpc.scaling.store.attempts import is_number
 
 __all__ = ["Comparison", "compare"]

@@ -13,6 +13,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.predict.inputs import measured
 from qsgd_hpc.scaling.reproduce.published import Cell, Published
 from qsgd_hpc.scaling.store.attempts import is_number
+from qsgd_hpc.scaling.units import bits_name
 
 __all__ = ["measured_cells", "run_study", "study_text"]
 
@@ -63,9 +64,9 @@ def measured_cells(table: Published, results: Path) -> list[Cell]:
         for what, name in _quantities(table):
             values = [float(p[name]) for p in here if is_number(p.get(name))]
             if values:
-                code = "fp32" if bits == 32 else f"{bits} bit"
                 value = _published(table, what, ranks, bits)
-                cells.append(Cell(what, f"{code}, {ranks}", value, median(values), "measured"))
+                setting = f"{bits_name(bits)}, {ranks}"
+                cells.append(Cell(what, setting, value, median(values), "measured"))
     return cells
 
 

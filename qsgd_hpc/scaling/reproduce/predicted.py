@@ -6,25 +6,21 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from qsgd_hpc.jobs import sites
-from qsgd_hpc.scaling.predict.closed_form import ClosedForm
+from qsgd_hpc.scaling.define.plan import PLAIN_BITS
 from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site, flat_fabric
-from qsgd_hpc.scaling.predict.model import Setting, predict
+from qsgd_hpc.scaling.predict.model import ClosedForm, Setting, predict
 from qsgd_hpc.scaling.predict.training import TrainingProfile
 from qsgd_hpc.scaling.reproduce.published import Cell, Published, network_profile
+from qsgd_hpc.scaling.units import bits_name
 
 __all__ = ["effective_gbps", "predicted"]
 
-PLAIN_BITS = 32
 HOUR_S = 3600.0
 
 
 def predicted(table: Published) -> tuple[list[Cell], list[str]]:
     """Return every published number with the model's, and remarks on the calibration."""
     return _METHODS[table.method](table)
-
-
-def _bits(bits: int) -> str:
-    return "fp32" if bits == PLAIN_BITS else f"{bits} bit"
 
 
 def effective_gbps(
@@ -71,7 +67,7 @@ def _calibrated(table: Published) -> tuple[list[Cell], list[str]]:
             cells.append(
                 Cell(
                     network,
-                    f"{_bits(bits)}, {gpus} GPUs",
+                    f"{bits_name(bits)}, {gpus} GPUs",
                     hours,
                     row.step_s * steps / HOUR_S,
                     "calibrated" if base else "predicted",
@@ -116,7 +112,7 @@ def _speeds(table: Published, fabric: Fabric) -> tuple[list[Cell], list[str]]:
         setting = Setting(ranks_per_node=per_node)
         row = predict(training, fabric, setting, [ranks // per_node], [bits], ClosedForm())[0]
         role = "calibrated" if ranks == 1 else "predicted"
-        cells.append(Cell(network, f"{_bits(bits)}, {ranks}", speed, row.throughput, role))
+        cells.append(Cell(network, f"{bits_name(bits)}, {ranks}", speed, row.throughput, role))
     return cells, []
 
 
@@ -132,7 +128,7 @@ def _link(table: Published) -> tuple[list[Cell], list[str]]:
 
 def _none(table: Published) -> tuple[list[Cell], list[str]]:
     return [
-        Cell(what, f"{_bits(bits)}, {ranks}", value) for what, bits, ranks, value in table.rows
+        Cell(what, f"{bits_name(bits)}, {ranks}", value) for what, bits, ranks, value in table.rows
     ], []
 
 
