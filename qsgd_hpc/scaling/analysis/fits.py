@@ -40,7 +40,7 @@ import pandas as pd
 from scipy import optimize, special
 
 from qsgd_hpc.scaling.analysis.results import Estimate, Fit, LinkFit
-from qsgd_hpc.scaling.analysis.stats import LEVEL, Interval
+from qsgd_hpc.scaling.analysis.stats import LEVEL
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS
 
 __all__ = [
@@ -83,8 +83,8 @@ def profile_interval(
     rows: int,
     coefficients: int,
     upper: float | None,
-) -> Interval | None:
-    """Return the 95 % interval of a quantity in [0, upper]; None without spare rows.
+) -> Estimate:
+    """Return a quantity in [0, upper] with its 95 % interval; without spare rows, there is none.
 
     Args:
         residual_at: sum of squares of the best fit with the quantity fixed at a value.
@@ -93,14 +93,14 @@ def profile_interval(
     """
     freedom = rows - coefficients
     if freedom < 1:
-        return None
+        return Estimate(best)
     limit = residual * (1 + float(special.fdtri(1, freedom, LEVEL)) / freedom) + ROUNDING * rows
 
     def excess(held: float) -> float:
         return residual_at(held) - limit
 
     top = _outside(excess, best) if upper is None else upper
-    return _crossing(excess, best, 0.0), _crossing(excess, best, top)
+    return Estimate(best, _crossing(excess, best, 0.0), _crossing(excess, best, top))
 
 
 def _outside(excess: Callable[[float], float], best: float) -> float:
@@ -163,10 +163,9 @@ def _estimate(columns: Array, which: int, value: float, residual: float) -> Esti
     def residual_at(cost: float) -> float:
         return nonnegative(free, 1 - cost * held)[1]
 
-    span = profile_interval(
+    return profile_interval(
         residual_at, value, residual, rows=len(columns), coefficients=2, upper=None
     )
-    return Estimate(value, *span) if span else Estimate(value)
 
 
 def _inverse(cost: Estimate) -> Estimate:
@@ -339,7 +338,7 @@ class _Model:
     def estimate(self, name: str, value: float) -> Estimate:
         """Return a parameter with the interval of its profile; none without spare runs."""
         rows, coefficients = self.columns.shape
-        span = profile_interval(
+        return profile_interval(
             lambda held: self.residual_at(name, held),
             value,
             nonnegative(self.columns)[1],
@@ -347,7 +346,6 @@ class _Model:
             coefficients=coefficients,
             upper=None if name == "coherency" else 1.0,
         )
-        return Estimate(value, *span) if span else Estimate(value)
 
 
 def _error(fit: Fit, ranks: Array, speeds: Array) -> float:

@@ -44,9 +44,10 @@ _SEED = 20171204  # arbitrary but fixed, so that a recomputed report has the sam
 _POWER = 0.84
 
 Interval = tuple[float, float]
+Values = Sequence[float] | npt.NDArray[Any]
 
 
-def interval(values: Sequence[float] | npt.NDArray[Any], *, relative: bool) -> Interval | None:
+def interval(values: Values, *, relative: bool) -> Interval | None:
     """Return the 95 % interval of the median of repeats; None for fewer than 2.
 
     Args:
@@ -65,9 +66,7 @@ def interval(values: Sequence[float] | npt.NDArray[Any], *, relative: bool) -> I
     return (float(np.exp(low)), float(np.exp(high))) if relative else (low, high)
 
 
-def ratio_interval(
-    top: Sequence[float] | npt.NDArray[Any], base: Sequence[float] | npt.NDArray[Any]
-) -> Interval | None:
+def ratio_interval(top: Values, base: Values) -> Interval | None:
     """Return the 95 % interval of median(top) / median(base); None if either has 1 repeat.
 
     All values are above 0. With 5 or more repeats of each, the bootstrap of the ratio, both
@@ -85,12 +84,7 @@ def ratio_interval(
     return float(np.exp(difference - half)), float(np.exp(difference + half))
 
 
-def repeats_bound(
-    top: Sequence[float] | npt.NDArray[Any],
-    base: Sequence[float] | npt.NDArray[Any],
-    *,
-    comparisons: int,
-) -> float | None:
+def repeats_bound(top: Values, base: Values, *, comparisons: int) -> float | None:
     """Return how far the means of equal trainings differ by chance, from the spread of repeats.
 
     Welch's t at 5 % for all comparisons together (Bonferroni). None where either has 1 repeat, or

@@ -159,7 +159,7 @@ def _word_faults(asked: Settings) -> Iterator[str]:
             yield f"algorithm {name!r}: unknown. {did_you_mean(name, ALGORITHMS)}"
     for bits in asked["bits"]:
         if bits not in BITS:
-            yield f"bits {bits}: expected {_listed(BITS)}."
+            yield f"bits {bits}: expected {', '.join(map(str, BITS))}."
 
 
 def _networks(asked: Settings, site: Site, faults: list[str]) -> tuple[str, ...]:
@@ -173,10 +173,6 @@ def _networks(asked: Settings, site: Site, faults: list[str]) -> tuple[str, ...]
         network = parse_network(text)
         found.append(NONE if network is None else network.text)
     return tuple(dict.fromkeys(found))
-
-
-def _listed(values: Sequence[int]) -> str:
-    return ", ".join(map(str, values))
 
 
 def _minutes(text: str | None, faults: list[str]) -> float | None:

@@ -13,7 +13,6 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 from qsgd_hpc._data import data
-from qsgd_hpc._data import data as shipped
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.sites.yaml_lines import parse
 from qsgd_hpc.jobs.words import did_you_mean
@@ -138,8 +137,10 @@ _WORDS = {
     "workload": "workloads",
     "filesystems": "filesystems",
 }
-_SAME = ("mode", "repeats", "epochs", "steps", "ranks_per_node", "walltime", "queue", "account")
-_ALSO_SAME = ("max_node_hours", "pack", "batch_args", "target", "python")
+_SAME = (
+    *("site", "mode", "repeats", "epochs", "steps", "ranks_per_node", "walltime", "queue"),
+    *("account", "max_node_hours", "pack", "batch_args", "target", "python"),
+)
 
 
 def scale_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,24 +196,20 @@ def asked(ctx: click.Context, words: tuple[str, ...]) -> Asked:
                 f"{words[1]!r} follows the study file, which has no arguments. Put a script's "
                 "arguments into its args."
             )
-        settings = {**read_study_file(file), **own}
-        return Asked(
-            settings,
-            own.get("site", settings.get("site")),
-            file.absolute().parent,
-            file.stem,
-            faults,
-        )
-    if "workloads" in own:
-        named = {**own, "args": list(words)}
-        return Asked(named, own.get("site"), Path.cwd(), "-".join(own["workloads"]), faults)
-    settings = {**own, "scripts": [words[0]], "args": list(words[1:])}
-    return Asked(settings, own.get("site"), Path.cwd(), Path(words[0]).stem, faults)
+        settings: dict[str, Any] = {**read_study_file(file), **own}
+        folder, name = file.absolute().parent, file.stem
+    elif "workloads" in own:
+        settings = {**own, "args": list(words)}
+        folder, name = Path.cwd(), "-".join(own["workloads"])
+    else:
+        settings = {**own, "scripts": [words[0]], "args": list(words[1:])}
+        folder, name = Path.cwd(), Path(words[0]).stem
+    return Asked(settings, settings.get("site"), folder, name, faults)
 
 
 def _settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     faults: list[str] = []
-    found = {name: given[name] for name in (*_SAME, *_ALSO_SAME, "site") if name in given}
+    found = {name: given[name] for name in _SAME if name in given}
     for option, key in _WORDS.items():
         if option in given:
             found[key] = [w for w in (w.strip() for w in given[option].split(",")) if w]
@@ -261,7 +258,7 @@ def read_study_file(path: Path) -> dict[str, Any]:
 
 def study_faults(body: Any) -> Iterator[Fault]:
     """Yield every fault of a study file's data, with its path."""
-    schema = json.loads(shipped("scaling").joinpath("study.schema.json").read_text("utf-8"))
+    schema = json.loads(data("scaling").joinpath("study.schema.json").read_text("utf-8"))
     faults = False
     for error in Draft202012Validator(schema).iter_errors(body):
         faults = True
