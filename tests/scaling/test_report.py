@@ -20,9 +20,8 @@ from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.results import COLUMNS
 from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.report import latex
-from qsgd_hpc.scaling.report.drawing.files import write_sheet
+from qsgd_hpc.scaling.report.drawing.output import charts, write_sheet
 from qsgd_hpc.scaling.report.drawing.style import spread
-from qsgd_hpc.scaling.report.drawing.svg import charts
 from qsgd_hpc.scaling.report.page import context, render
 from qsgd_hpc.scaling.report.report import Report, load, results, write
 from qsgd_hpc.scaling.store.attempts import Attempt

@@ -16,8 +16,8 @@ from qsgd_hpc.scaling.report.case_findings import law_sentence, link_sentence, r
 from qsgd_hpc.scaling.report.cautions import Machine
 from qsgd_hpc.scaling.report.cells import SORTED_BY, cells, headings, size
 from qsgd_hpc.scaling.report.drawing.networks import network_panels
+from qsgd_hpc.scaling.report.drawing.output import chart, charts
 from qsgd_hpc.scaling.report.drawing.speed import best_fits
-from qsgd_hpc.scaling.report.drawing.svg import chart, charts
 from qsgd_hpc.scaling.report.findings import CaseFindings
 from qsgd_hpc.scaling.report.networks import Family, families
 

@@ -18,7 +18,7 @@ from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.report import latex, page
 from qsgd_hpc.scaling.report.compare import Comparison
-from qsgd_hpc.scaling.report.drawing.files import write_files, write_networks, write_sheet
+from qsgd_hpc.scaling.report.drawing.output import write_files, write_networks, write_sheet
 from qsgd_hpc.scaling.report.findings import Findings, findings
 from qsgd_hpc.scaling.report.networks import families
 from qsgd_hpc.scaling.report.origins import Origins, origins

@@ -4,8 +4,3 @@ Not plotly: its script adds five megabytes to every page, and its figures keep t
 mode and print badly. matplotlib's SVG is small, follows the page's colours, and looks the same on
 paper and without JavaScript; templates/report.js.j2 adds the interaction.
 """
-
-from qsgd_hpc.scaling.report.drawing.panel import Panel, Swatch
-from qsgd_hpc.scaling.report.drawing.panels import panels
-
-__all__ = ["Panel", "Swatch", "panels"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -10,9 +11,10 @@ from matplotlib.ticker import MaxNLocator
 
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
+from qsgd_hpc.scaling.analysis.verdicts import largest_rows
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS
 from qsgd_hpc.scaling.report.cells import interval, place
-from qsgd_hpc.scaling.report.drawing.panel import mark
+from qsgd_hpc.scaling.report.drawing.panel import Panel, mark
 from qsgd_hpc.scaling.report.drawing.style import (
     GRID,
     PAPER,
@@ -25,14 +27,56 @@ from qsgd_hpc.scaling.report.drawing.style import (
     side_labels,
 )
 
-__all__ = ["clocks", "draw_curves", "quality_dots", "recorded", "wire"]
+__all__ = ["curve_panels", "quality_panels", "wire_panels"]
 
 # With at most this many epochs, each has a marker.
 MARKED_UP_TO = 20
 NAMES = {"elapsed_s": "time since the first step", "epoch": "epoch"}
 
 
-def recorded(case: CaseAnalysis) -> pd.DataFrame:
+def curve_panels(case: CaseAnalysis) -> list[Panel]:
+    """Return the curves of the quality, one panel for each number of nodes with curves."""
+    curves = _recorded(case)
+    if curves.empty:
+        return []
+    return [
+        Panel(
+            f"accuracy_{nodes}",
+            f"{units.quality_name(case.quality)} while training, {units.nodes_name(nodes)}",
+            "",
+            2.2,
+            partial(_curves, case=case, found=found),
+            axes=len(_clocks(found)),
+        )
+        for nodes, found in curves.groupby("nodes")
+    ]
+
+
+def wire_panels(case: CaseAnalysis) -> list[Panel]:
+    """Return the bytes of a step at the largest size in a list; it is empty if none are known."""
+    largest = largest_rows(case)
+    rows = [r for r in largest if r["wire_bytes_per_step"]]
+    if not rows:
+        return []
+    title = f"Bytes on the wire per step, {units.nodes_name(largest[0]['nodes'])}"
+    caption = "What all ranks together send in one training step."
+    height = 0.5 + 0.4 * len(largest)
+    return [Panel("wire", title, caption, height, lambda axes: _wire(axes[0], rows))]
+
+
+def quality_panels(case: CaseAnalysis) -> list[Panel]:
+    """Return the quality at the largest size in a list; it is empty if none is known."""
+    largest = largest_rows(case)
+    rows = [r for r in largest if case.quality and r[case.quality] is not None]
+    if not rows:
+        return []
+    title = f"{units.quality_name(case.quality)}, {units.nodes_name(largest[0]['nodes'])}"
+    caption = "After the last epoch. The axis does not start at zero."
+    height = 0.5 + 0.4 * len(largest) + 0.2
+    return [Panel("quality", title, caption, height, lambda axes: _quality(axes[0], case, rows))]
+
+
+def _recorded(case: CaseAnalysis) -> pd.DataFrame:
     """Return the epochs at which a quality was recorded; empty if there is none."""
     if not case.quality or case.curves.empty:
         return case.curves.head(0)
@@ -42,17 +86,17 @@ def recorded(case: CaseAnalysis) -> pd.DataFrame:
     return found[counts > 1]
 
 
-def clocks(found: pd.DataFrame) -> list[str]:
+def _clocks(found: pd.DataFrame) -> list[str]:
     """Return the x axes of the curves: epochs, and elapsed time if it was recorded."""
     return ["elapsed_s", "epoch"] if found["elapsed_s"].notna().all() else ["epoch"]
 
 
-def draw_curves(many: Sequence[Any], case: CaseAnalysis, found: pd.DataFrame) -> None:
-    """Draw the recorded() epochs of one size, on one axes for each of clocks().
+def _curves(many: Sequence[Any], case: CaseAnalysis, found: pd.DataFrame) -> None:
+    """Draw the _recorded() epochs of one size, on one axes for each of _clocks().
 
     A line is the median over the repeats, at the median of their times; each repeat is a pale line.
     """
-    for axes, clock in zip(many, clocks(found), strict=True):
+    for axes, clock in zip(many, _clocks(found), strict=True):
         labels = []
         for bits in sorted(found["bits"].unique(), reverse=True):
             series = found[found["bits"] == bits]
@@ -138,7 +182,7 @@ def _scale(case: CaseAnalysis) -> float:
     return 100 if case.quality == "test_accuracy" else 1
 
 
-def wire(axes: Any, rows: Sequence[Row]) -> None:
+def _wire(axes: Any, rows: Sequence[Row]) -> None:
     """Draw the bytes that all ranks together send in one step."""
     bits_axis(axes, rows)
     for line, row in enumerate(rows):
@@ -154,7 +198,7 @@ def wire(axes: Any, rows: Sequence[Row]) -> None:
     axes.spines["bottom"].set_visible(False)
 
 
-def quality_dots(axes: Any, case: CaseAnalysis, rows: Sequence[Row]) -> None:
+def _quality(axes: Any, case: CaseAnalysis, rows: Sequence[Row]) -> None:
     """Draw the accuracies or perplexities reached, with their intervals."""
     bits_axis(axes, rows)
     accuracy = case.quality == "test_accuracy"

@@ -7,8 +7,9 @@ from typing import Any
 
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Fit
+from qsgd_hpc.scaling.analysis.verdicts import largest_rows
 from qsgd_hpc.scaling.report.cells import interval, place
-from qsgd_hpc.scaling.report.drawing.panel import mark
+from qsgd_hpc.scaling.report.drawing.panel import Panel, mark
 from qsgd_hpc.scaling.report.drawing.style import (
     INK,
     PAPER,
@@ -22,7 +23,7 @@ from qsgd_hpc.scaling.report.drawing.style import (
     value_axis,
 )
 
-__all__ = ["best_fits", "efficiency", "speedup", "throughput"]
+__all__ = ["best_fits", "efficiency_panels", "speedup_panels", "throughput_panel"]
 
 # Laws are drawn up to this multiple of the largest size.
 BEYOND = 2
@@ -30,7 +31,43 @@ BEYOND = 2
 EXACT = 1e-9
 
 
-def throughput(axes: Any, case: CaseAnalysis, *, log: bool | None = None) -> None:
+def throughput_panel(case: CaseAnalysis, *, log: bool | None = None) -> Panel:
+    """Return throughput over nodes, on logarithmic or linear axes; None: chosen by the sizes."""
+    lines = len(largest_rows(case))
+    return Panel(
+        "throughput",
+        f"{units.capitalised(case.unit)} per second",
+        "Dashed: ideal, the reference multiplied by the ranks. Bars: 95% intervals."
+        if case.table["throughput_lo"].notna().any()
+        else "Dashed: ideal, the reference multiplied by the ranks.",
+        max(4.25, 0.8 * lines + 2.1),
+        lambda axes: _throughput(axes[0], case, log=log),
+    )
+
+
+def efficiency_panels(case: CaseAnalysis) -> list[Panel]:
+    """Return the efficiency over nodes in a list, which is empty for a single size."""
+    if case.table["nodes"].nunique() == 1:
+        return []
+    caption = "Speed-up over the ratio of ranks; 100% is ideal."
+    return [
+        Panel("efficiency", "Efficiency", caption, 3.2, lambda axes: _efficiency(axes[0], case))
+    ]
+
+
+def speedup_panels(case: CaseAnalysis) -> list[Panel]:
+    """Return the speed-ups with the laws fitted to them in a list, which is empty without laws."""
+    if not case.fits:
+        return []
+    caption = (
+        "Points: measured. Lines: of the laws that apply, each series’ one with the smallest "
+        "residuals, drawn to twice the largest size. Dashed: ideal."
+    )
+    title = "Speed-up and fitted laws"
+    return [Panel("speedup", title, caption, 3.2, lambda axes: _speedup(axes[0], case))]
+
+
+def _throughput(axes: Any, case: CaseAnalysis, *, log: bool | None) -> None:
     """Draw throughput with its intervals, and the ideal: the reference times the ranks."""
     rows = case.rows()
     base = next(r for r in rows if (r["ranks"], r["bits"]) == case.reference)
@@ -55,7 +92,7 @@ def throughput(axes: Any, case: CaseAnalysis, *, log: bool | None = None) -> Non
     side_labels(axes, labels)
 
 
-def efficiency(axes: Any, case: CaseAnalysis) -> None:
+def _efficiency(axes: Any, case: CaseAnalysis) -> None:
     """Draw efficiency with its intervals; 100 % is ideal."""
     rows = case.rows()
     ranks = _ranks(rows)
@@ -75,7 +112,7 @@ def efficiency(axes: Any, case: CaseAnalysis) -> None:
     side_labels(axes, [(1.0, "ideal", QUIET), *labels])
 
 
-def speedup(axes: Any, case: CaseAnalysis) -> None:
+def _speedup(axes: Any, case: CaseAnalysis) -> None:
     """Draw the measured speed-ups as points and each series' best fitting law as a line."""
     rows = case.rows()
     ranks = _ranks(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -10,12 +11,12 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from qsgd_hpc.scaling import units
-from qsgd_hpc.scaling.analysis.results import BREAKDOWN
+from qsgd_hpc.scaling.analysis.results import BREAKDOWN, CaseAnalysis
 from qsgd_hpc.scaling.report.cells import place
-from qsgd_hpc.scaling.report.drawing.panel import Swatch, mark
+from qsgd_hpc.scaling.report.drawing.panel import Panel, Swatch, mark
 from qsgd_hpc.scaling.report.drawing.style import GRID, PARTS, QUIET, Row, beside, colour
 
-__all__ = ["BESIDE", "NAMES", "breakdown", "breakdown_height", "breakdown_key", "draw_key"]
+__all__ = ["breakdown_panels", "draw_key"]
 
 NAMES = {
     "compute_s": "Computing",
@@ -29,22 +30,26 @@ BESIDE = ("hidden_s", "coding_s")
 _LINE, _GAP = 0.42, 0.75  # inches for a bar; lines between two sizes
 
 
-def breakdown_height(rows: Sequence[Row]) -> float:
-    """Return the inches that the bars of these rows need."""
-    return 0.55 + _LINE * (_places(rows)[-1] + 1)
-
-
-def breakdown_key(rows: Sequence[Row]) -> tuple[Swatch, ...]:
-    """Return the chart's key: the parts that at least one row has."""
-    return tuple(
+def breakdown_panels(case: CaseAnalysis) -> list[Panel]:
+    """Return the parts of a step in a list, which is empty if no row has all of them."""
+    rows = [r for r in case.rows() if all(r[part] is not None for part in BREAKDOWN)]
+    if not rows:
+        return []
+    title = "Where a step’s time goes"
+    caption = "A bar is the mean step. The thin bar under it is the engine’s work at the same time."
+    height = 0.55 + _LINE * (_places(rows)[-1] + 1)
+    key = tuple(
         Swatch(_series(part), name, f"--part-{_series(part)}")
         for part, name in NAMES.items()
         if any(r[part] for r in rows)
     )
+    draw = partial(_breakdown, rows=rows)
+    return [Panel("breakdown", title, caption, height, draw, key=key)]
 
 
-def breakdown(axes: Any, rows: Sequence[Row]) -> None:
+def _breakdown(many: Sequence[Any], rows: Sequence[Row]) -> None:
     """Draw the parts of a step end to end, and under each bar the engine's work during it."""
+    (axes,) = many
     places = _places(rows)
     axes.set_yticks(places, [units.bits_name(r["bits"]) for r in rows])
     axes.set_ylim(places[-1] + 0.6, places[0] - 0.95)
