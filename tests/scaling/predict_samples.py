@@ -7,7 +7,7 @@ from typing import Any
 
 from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.predict.fabric import Fabric, flat_fabric
-from qsgd_hpc.scaling.predict.training import TrainingProfile
+from qsgd_hpc.scaling.predict.inputs import TrainingProfile
 from qsgd_hpc.scaling.store.attempts import Attempt
 from qsgd_hpc.scaling.store.folder import StudyFolder
 from tests.scaling.samples import study

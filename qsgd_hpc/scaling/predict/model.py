@@ -17,6 +17,7 @@ from qsgd_hpc.scaling.define.plan import PLAIN_BITS
 from qsgd_hpc.scaling.predict.agreement import agreement, root_s
 from qsgd_hpc.scaling.predict.coding import FLOAT_BYTES, Coding
 from qsgd_hpc.scaling.predict.fabric import Fabric, card_loads
+from qsgd_hpc.scaling.predict.inputs import TrainingProfile
 from qsgd_hpc.scaling.predict.overlap import (
     FUSION_BYTES,
     Gradient,
@@ -24,7 +25,6 @@ from qsgd_hpc.scaling.predict.overlap import (
     timeline,
 )
 from qsgd_hpc.scaling.predict.schedules import Layout, Messages, Phase, Schedule, schedule
-from qsgd_hpc.scaling.predict.training import TrainingProfile
 
 __all__ = [
     "ClosedForm",

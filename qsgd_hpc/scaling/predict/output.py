@@ -10,8 +10,8 @@ from typing import Any
 
 from qsgd_hpc.scaling.predict.agreement import FRAME_S, STAR, TENSOR_S
 from qsgd_hpc.scaling.predict.fabric import Fabric
+from qsgd_hpc.scaling.predict.inputs import TrainingProfile
 from qsgd_hpc.scaling.predict.model import Prediction, Setting
-from qsgd_hpc.scaling.predict.training import TrainingProfile
 from qsgd_hpc.scaling.store.folder import writing
 from qsgd_hpc.scaling.units import bits_name, speed
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS
 from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site, flat_fabric
+from qsgd_hpc.scaling.predict.inputs import TrainingProfile
 from qsgd_hpc.scaling.predict.model import ClosedForm, Setting, predict
-from qsgd_hpc.scaling.predict.training import TrainingProfile
 from qsgd_hpc.scaling.reproduce.published import Cell, Published, network_profile
 from qsgd_hpc.scaling.units import bits_name
 

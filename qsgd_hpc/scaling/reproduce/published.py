@@ -11,7 +11,7 @@ import yaml
 
 from qsgd_hpc._data import data
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling.predict.training import TrainingProfile
+from qsgd_hpc.scaling.predict.inputs import TrainingProfile
 
 __all__ = ["NAMES", "Cell", "Published", "network_profile", "published"]
 
