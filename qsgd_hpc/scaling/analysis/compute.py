@@ -56,15 +56,18 @@ def analyse(
     """
     ended = list(finished(attempts).values())
     measured = [a for a in ended if not _has_other_bits(a)]
-    own = [(case, _of(case, measured)) for case in cases or _measured_cases(measured)]
-    found = [(case, *_one_unit(runs)) for case, runs in own if runs]
+    found = [
+        (case, *_one_unit(runs))
+        for case in cases or _measured_cases(measured)
+        if (runs := [a for a in measured if counts_for(case, a.point)])
+    ]
     targets = (
         target if isinstance(target, Mapping) else dict.fromkeys((c for c, _, _ in found), target)
     )
     bare = [_case(case, kept, targets.get(case), mode) for case, kept, _ in found]
-    compared = max(1, sum(map(len, map(compressed_rows, bare))))
-    counted = [replace(each, comparisons=compared) for each in bare]
-    done = tuple(replace(each, break_even=break_even(each, site)) for each in counted)
+    compared = max(1, sum(len(compressed_rows(case)) for case in bare))
+    counted = [replace(case, comparisons=compared) for case in bare]
+    done = tuple(replace(case, break_even=break_even(case, site)) for case in counted)
     left_out = [c for case, _, left in found for c in _left_out(case, left)]
     limits = (
         *_engine_only(measured),
@@ -86,10 +89,6 @@ def _measured_cases(measured: Sequence[Attempt]) -> list[Case]:
         if a.point.ranks == 1 and any(counts_for(case, a.point) for case in several)
     }
     return sorted(several | (alone - shared))
-
-
-def _of(case: Case, measured: Sequence[Attempt]) -> list[Attempt]:
-    return [a for a in measured if counts_for(case, a.point)]
 
 
 def _one_unit(runs: Sequence[Attempt]) -> tuple[list[Attempt], list[Attempt]]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from qsgd_hpc.launch.cluster.network import SHORT, bits_per_s
 from qsgd_hpc.scaling import units
-from qsgd_hpc.scaling.analysis.results import CaseAnalysis
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Row
 
 __all__ = ["SORTED_BY", "cells", "headings", "interval", "place", "size"]
 
@@ -46,7 +45,7 @@ def headings(case: CaseAnalysis) -> list[tuple[str, str]]:
     return [(key, name.format_map(names)) for key, name, _ in _HEADINGS if key not in empty]
 
 
-def cells(row: Mapping[str, Any], case: CaseAnalysis) -> dict[str, str]:
+def cells(row: Row, case: CaseAnalysis) -> dict[str, str]:
     """Return a table row as text, keyed like the headings; keys with `_range` are intervals."""
     sends = row["ranks"] > 1
     return {
@@ -72,31 +71,31 @@ def cells(row: Mapping[str, Any], case: CaseAnalysis) -> dict[str, str]:
     }
 
 
-def _link(row: Mapping[str, Any]) -> str:
+def _link(row: Row) -> str:
     """Return the rate that the slowest link reached, marked if below the network's rate."""
     if row["link_bits_s"] is None:
         return units.MISSING
     return f"{bits_per_s(row['link_bits_s'])}{' (short)' if row['link_share'] < SHORT else ''}"
 
 
-def place(row: Mapping[str, Any]) -> str:
+def place(row: Row) -> str:
     """Return where a row was measured, such as '2 nodes, 4 bit'."""
     return f"{size(row)}, {units.bits_name(row['bits'])}"
 
 
-def size(row: Mapping[str, Any]) -> str:
+def size(row: Row) -> str:
     """Return the size of a row, such as '2 nodes' or '2 nodes (8 ranks)'."""
     ranks = "" if row["nodes"] == row["ranks"] else f" ({row['ranks']} ranks)"
     return f"{units.nodes_name(row['nodes'])}{ranks}"
 
 
-def interval(row: Mapping[str, Any], name: str, form: Callable[[float], str]) -> str:
+def interval(row: Row, name: str, form: Callable[[float], str]) -> str:
     """Return a value's 95 % interval as text, and the number of runs."""
     text = _range(row, name, form)
     runs = "one run" if row["repeats"] == 1 else f"{row['repeats']} runs"
     return f"95% interval {text}, {runs}" if text else runs
 
 
-def _range(row: Mapping[str, Any], name: str, form: Callable[[float], str]) -> str:
+def _range(row: Row, name: str, form: Callable[[float], str]) -> str:
     low, high = row.get(f"{name}_lo"), row.get(f"{name}_hi")
     return "" if low is None or high is None else f"{form(low)}..{form(high)}"

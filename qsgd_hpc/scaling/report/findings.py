@@ -20,6 +20,9 @@ from qsgd_hpc.scaling.report.cautions import Machine, cautions
 __all__ = ["CaseFindings", "Findings", "Tile", "findings"]
 
 
+_NOISE = {"once": ", one run", "same": ", inside the noise", "unclear": ", inside the noise"}
+
+
 @dataclass(frozen=True)
 class Findings:
     """The findings of a study as text.
@@ -152,9 +155,7 @@ def _tiles(analysis: Analysis, gains: list[_Gain]) -> Iterator[Tile]:
             ("Highest speed", max(gains, key=lambda g: g.ratio)),
             ("Lowest speed", min(gains, key=lambda g: g.ratio)),
         ):
-            noise = {"once": ", one run", "same": ", inside the noise"}
-            noise["unclear"] = noise["same"]
-            detail = f"{gain.name}{noise.get(gain.judged.speed.word, '')}"
+            detail = f"{gain.name}{_NOISE.get(gain.judged.speed.word, '')}"
             yield Tile(label, units.times(gain.ratio), "the speed of fp32", detail)
 
 
