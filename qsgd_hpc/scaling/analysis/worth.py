@@ -119,7 +119,7 @@ def _remedy(speed: Verdict) -> str:
 
 def _model(bandwidth: float | None, measured: float | None, speed: Verdict) -> Iterator[str]:
     """Yield the links on which coding can pay; nothing if the measured speed refutes the model."""
-    seen = "" if measured is None else f", and here fp32 moved {units.bandwidth(measured)}"
+    seen = "" if measured is None else f" (here fp32 moved {units.bandwidth(measured)})"
     if bandwidth is None:
         return
     gained = speed.ratio.value > 1
@@ -128,7 +128,7 @@ def _model(bandwidth: float | None, measured: float | None, speed: Verdict) -> I
     elif math.isinf(bandwidth):
         yield f"its coding costs nothing measurable{seen}"
     elif not (gained and measured is not None and measured > bandwidth):
-        yield f"its coding can pay only on links below {units.bandwidth(bandwidth)} per rank{seen}"
+        yield f"its coding can pay on links up to {units.bandwidth(bandwidth)} per rank{seen}"
 
 
 def _room(plain: Row, judged: Judgement) -> Iterator[str]:
