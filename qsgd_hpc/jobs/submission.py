@@ -65,7 +65,8 @@ def submit(request: JobRequest, tell: Callable[[str], object] = lambda _note: No
 def _submit_part(request: JobRequest, site: Site, part: int, previous: Job | None) -> Job:
     """Submit one part of a chain (usually the only one) that runs after ``previous``."""
     if previous is not None:
-        request = dataclasses.replace(request, after=(f"any:{previous.id}",))
+        # If a job of --after does not complete, no part may run, not only the first.
+        request = dataclasses.replace(request, after=(*request.after, f"any:{previous.id}"))
     if request.key and part:
         request = dataclasses.replace(request, key=f"{request.key}\n{part}")
     return _submit_once(request, site, previous=previous)

@@ -130,6 +130,15 @@ def test_cancelling_a_part_cancels_what_continues_it(place: Path) -> None:
     assert states(*(part.id for part in parts)) == ["CANCELLED"] * 3
 
 
+def test_no_part_of_a_chain_runs_after_the_failure_of_a_job_it_needs(place: Path) -> None:
+    bad = jobs.submit(
+        jobs.JobRequest(write(place, "import time; time.sleep(2); raise SystemExit(1)"))
+    )
+    (place / "next.py").write_text("print('ran')")
+    parts = jobs.submit_all(jobs.JobRequest(Path("next.py"), after=(bad.id,), chain=3))
+    assert states(bad.id, *(part.id for part in parts)) == ["FAILED"] + ["CANCELLED"] * 3
+
+
 def test_a_job_runs_after_the_one_it_needs_and_not_after_its_failure(place: Path) -> None:
     bad = jobs.submit(
         jobs.JobRequest(write(place, "import time; time.sleep(2); raise SystemExit(1)"))
