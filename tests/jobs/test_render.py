@@ -246,6 +246,24 @@ def test_a_conda_environment_is_activated_in_a_shell_without_condas_function(
     assert run_body(text, tmp_path) == [[str(script)], "activate my env"]
 
 
+@pytest.mark.parametrize("name", ["slurm", "pbs", "local"])
+def test_files_that_the_setup_reads_do_not_see_the_options_of_a_task(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "setvars.sh").write_text('export VALUE="$# words"\n')
+    script = tmp_path / "train.py"
+    script.write_text(DUMP)
+    request = JobRequest(script, workdir=tmp_path, array={"lr": ("1", "a b")})
+    setup = (f". {tmp_path}/setvars.sh",)
+    site = dataclasses.replace(sites.load(name), launcher_argv=("env",), setup=setup)
+    text = render_script(
+        fill(request, site), site, Tools(sys.executable, ()), Place(tmp_path / "job")
+    )
+    task = {"slurm": "SLURM_ARRAY_TASK_ID=1", "pbs": "PBS_ARRAY_INDEX=1", "local": "set -- 1"}
+    seen = run_body(f"{task[name]}\n{text}", tmp_path)
+    assert seen == [[str(script), "--lr", "a b"], "0 words"]
+
+
 # Whatever a command line can carry: any bytes but NUL, as Python shows them in sys.argv.
 WORD = st.one_of(
     st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=30),

@@ -15,10 +15,10 @@ job_dir=/home/me/.qsgd-hpc/jobs/machine-7
 task=${SLURM_ARRAY_TASK_ID:?}
 job_dir=$job_dir/task-$task
 case $task in
-    0) set -- --lr 0.1 --tag 'a b' ;;
-    1) set -- --lr 0.1 --tag '$(id)' ;;
-    2) set -- --lr 0.2 --tag 'a b' ;;
-    3) set -- --lr 0.2 --tag '$(id)' ;;
+    0) task_options=(--lr 0.1 --tag 'a b') ;;
+    1) task_options=(--lr 0.1 --tag '$(id)') ;;
+    2) task_options=(--lr 0.2 --tag 'a b') ;;
+    3) task_options=(--lr 0.2 --tag '$(id)') ;;
 esac
 mkdir -p -- "$job_dir" || exit 1
 launcher='' terminated=''
@@ -129,7 +129,7 @@ END_OF_PIN_SH
 trap '' USR1 USR2
 srun -n 32 --ntasks-per-node=4 -c 32 --cpu-bind=cores --gpus-per-node=4 --gpu-bind=none --kill-on-bad-exit=1 --label \
     bash "$job_dir/pin.sh" \
-    python /eagle/myproject/me/run/train_resnet34.py --epochs 3 "$@" &
+    python /eagle/myproject/me/run/train_resnet34.py --epochs 3 "${task_options[@]}" &
 launcher=$!
 trap stop USR1 USR2
 again=yes code=127

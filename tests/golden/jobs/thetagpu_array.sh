@@ -30,14 +30,15 @@ if [ $# = 0 ]; then
     exit "$result"
 fi
 QSGD_TASK=$1 # not inherited: a task may submit another array
+shift # the files that the setup reads would see it
 job_dir=/home/me/.qsgd-hpc/jobs/machine-7
 task=${QSGD_TASK:?}
 job_dir=$job_dir/task-$task
 case $task in
-    0) set -- --lr 0.1 --tag 'a b' ;;
-    1) set -- --lr 0.1 --tag '$(id)' ;;
-    2) set -- --lr 0.2 --tag 'a b' ;;
-    3) set -- --lr 0.2 --tag '$(id)' ;;
+    0) task_options=(--lr 0.1 --tag 'a b') ;;
+    1) task_options=(--lr 0.1 --tag '$(id)') ;;
+    2) task_options=(--lr 0.2 --tag 'a b') ;;
+    3) task_options=(--lr 0.2 --tag '$(id)') ;;
 esac
 mkdir -p -- "$job_dir" || exit 1
 launcher='' terminated=''
@@ -139,7 +140,7 @@ END_OF_PIN_SH
 trap '' USR1 USR2
 mpirun -n 64 -npernode 8 \
     bash "$job_dir/pin.sh" \
-    python /eagle/myproject/me/run/train_resnet34.py --epochs 3 "$@" &
+    python /eagle/myproject/me/run/train_resnet34.py --epochs 3 "${task_options[@]}" &
 launcher=$!
 trap stop USR1 USR2
 again=yes code=127
