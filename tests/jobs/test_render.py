@@ -264,6 +264,17 @@ def test_files_that_the_setup_reads_do_not_see_the_options_of_a_task(
     assert seen == [[str(script), "--lr", "a b"], "0 words"]
 
 
+def test_ranks_of_slurm_get_the_variables_of_a_job_that_exports_none(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(DUMP.replace("VALUE", "SLURM_EXPORT_ENV"))
+    request = JobRequest(script, workdir=tmp_path)
+    site = dataclasses.replace(sites.load("slurm"), launcher_argv=("env",))
+    text = render_script(
+        fill(request, site), site, Tools(sys.executable, ()), Place(tmp_path / "job")
+    )
+    assert run_body(f"export SLURM_EXPORT_ENV=NONE\n{text}", tmp_path) == [[str(script)], None]
+
+
 # Whatever a command line can carry: any bytes but NUL, as Python shows them in sys.argv.
 WORD = st.one_of(
     st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=30),

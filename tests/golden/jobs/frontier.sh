@@ -8,6 +8,7 @@
 #SBATCH --time=00:30:00
 #SBATCH --no-requeue
 
+unset SLURM_EXPORT_ENV # of sbatch --export: srun would keep this script's variables from the ranks
 job_dir=/home/me/.qsgd-hpc/jobs/machine-7
 mkdir -p -- "$job_dir" || exit 1
 launcher='' terminated=''

@@ -11,6 +11,7 @@
 #SBATCH --array=0-3%2
 #SBATCH --no-requeue
 
+unset SLURM_EXPORT_ENV # of sbatch --export: srun would keep this script's variables from the ranks
 job_dir=/home/me/.qsgd-hpc/jobs/machine-7
 task=${SLURM_ARRAY_TASK_ID:?}
 job_dir=$job_dir/task-$task

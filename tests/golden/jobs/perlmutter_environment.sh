@@ -13,6 +13,7 @@
 #SBATCH --open-mode=append
 #SBATCH --an-option=of-ones-own
 
+unset SLURM_EXPORT_ENV # of sbatch --export: srun would keep this script's variables from the ranks
 job_dir=/home/me/.qsgd-hpc/jobs/machine-7
 mkdir -p -- "$job_dir" || exit 1
 launcher='' terminated=''
