@@ -444,6 +444,10 @@ def test_a_program_that_starts_the_script_is_to_be_left_out(
     assert done.exit_code == 0, done.output
 
 
+def test_an_array_cannot_be_watched_as_one_output() -> None:
+    assert "qsgd-hpc logs -f --task 0 ID" in refused("--watch", "--array", "lr=1,2", "train.py")
+
+
 def test_a_module_is_run_by_a_script() -> None:
     assert "runpy.run_module('package.train'" in refused("-m", "package.train")
     assert "runpy.run_module('package.train'" in refused("python", "-m", "package.train")

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import api
 from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.commands.submit_options import (
@@ -69,6 +70,8 @@ def submit(
         array={key: tuple(v for v in text.split(",") if v) for key, text in array.items()},
         **options,
     )
+    if watch:
+        _check_watch(request)
     if verify_pinning:
         sys.exit(0 if _verified(request, dry_run) else 1)
     if dry_run:
@@ -79,6 +82,14 @@ def submit(
     start_s = time.time()
     jobs = api.submit_all(request, _note)
     _show(jobs, as_json, watch, is_new=jobs[0].submitted_at >= start_s)
+
+
+def _check_watch(request: JobRequest) -> None:
+    if (tasks := len(request.tasks)) > 1:
+        raise UsageError(
+            f"--watch follows one output, but each of the {tasks} tasks of the array has its own. "
+            "Remove --watch, and follow a task with `qsgd-hpc logs -f --task 0 ID`."
+        )
 
 
 def _note(text: str) -> None:
@@ -118,6 +129,8 @@ def resubmit(job_id: str, force: bool, watch: bool, as_json: bool, **options: An
     failure ended the job are excluded if the scheduler supports it.
     """
     changes = {key: value for key, value in options.items() if value not in (None, ())}
+    if watch:
+        _check_watch(api.get(job_id).request)
     if "exclude" in changes:
         old = api.get(job_id)
         changes["exclude"] = tuple(
