@@ -338,6 +338,12 @@ sys.exit(qsgd_hpc.EXIT_RESUBMIT)
     assert states(job.id) == ["STOPPED"]
 
 
+def test_a_time_before_no_walltime_is_refused(place: Path) -> None:
+    request = jobs.JobRequest(write(place, ""), stop_before_min=5)
+    with pytest.raises(UsageError, match=r"--stop-before: the job has no walltime.*--walltime"):
+        jobs.render(request)
+
+
 def test_faults_of_all_choices_are_told_at_once(place: Path) -> None:
     request = jobs.JobRequest(
         write(place, ""),

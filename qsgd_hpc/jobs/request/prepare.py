@@ -238,6 +238,8 @@ def _chain_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
             f"--chain: jobs of {scheduler} can wait for success only. Use `qsgd-hpc resubmit ID`."
         )
     before, walltime_min = request.stop_before_min, request.walltime_min
+    if before and walltime_min is None:
+        yield "--stop-before: the job has no walltime before which to stop. Add --walltime."
     if before is None or walltime_min is None:
         return
     if before < 0 or before >= walltime_min:
