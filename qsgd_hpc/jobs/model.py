@@ -244,4 +244,5 @@ class Job:
 
     def task_log_path(self, task: int) -> Path:
         """Output of one task of an array."""
-        return self.directory / f"output-{task}.log"
+        number = task + 1 if self.scheduler == "lsf" else task  # LSF counts from 1
+        return self.directory / f"output-{number}.log"

@@ -209,6 +209,7 @@ def test_an_lsf_array_counts_from_one(fakes: Fakes, tmp_path: Path) -> None:
     fakes.says("bjobs", json.dumps({"RECORDS": records}))
     new = lsf.refresh([job])[job.id]
     assert new.why == "1 of 2 tasks completed, task 1 FAILED (exit code 3)"
+    assert job.task_log_path(0).name == "output-1.log"
 
 
 def test_lsf_times_are_the_last_that_were_so() -> None:
