@@ -389,6 +389,11 @@ def test_a_queue_for_this_machine_which_has_none_is_noted() -> None:
     assert "no effect" not in notes("polaris", queue="debug")
 
 
+def test_file_systems_that_a_scheduler_cannot_be_asked_for_are_noted() -> None:
+    assert notes("local", filesystems=("home",)).startswith("--filesystems home has no effect")
+    assert "no effect" not in notes("polaris", filesystems=("home",))
+
+
 @pytest.fixture(autouse=True)
 def _no_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QSGD_HOME", str(tmp_path))

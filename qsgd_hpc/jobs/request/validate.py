@@ -253,6 +253,9 @@ def _site_notes(request: JobRequest, site: Site) -> Iterator[str]:
         )
     if request.queue and site.scheduler == "local":
         yield f"--queue {request.queue} has no effect: the job runs on this machine."
+    if request.filesystems and site.scheduler in ("local", "lsf"):
+        named = ",".join(request.filesystems)
+        yield f"--filesystems {named} has no effect: {site.scheduler} has no such request."
     queue = site.queues.get(request.queue or "")
     if queue is not None and (said := remark(queue)):
         yield f"{site.queue_kind} {queue.name}: {said}."
