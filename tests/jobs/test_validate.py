@@ -404,6 +404,26 @@ def test_numbers_of_nodes_out_of_range_are_answered_with_the_range(nodes: int) -
     assert f"--nodes {nodes}: a job has 1 to 1000000 nodes" in faults("local", nodes=nodes)
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "sets_it", "line"),
+    [
+        ("slurm", True, "#SBATCH --time=5"),
+        ("slurm", True, "-t 5"),
+        ("slurm", False, "#SBATCH --time-min=5"),
+        ("pbs", True, "#PBS -l place=free,walltime=5"),
+        ("pbs", False, "#PBS -l place=free"),
+        ("lsf", True, "#BSUB -W 5"),
+        ("lsf", False, "#BSUB -We 5"),
+        ("cobalt", True, "#COBALT -t 5"),
+    ],
+)
+def test_a_directive_does_not_set_a_walltime_that_should_stop_does_not_know(
+    scheduler: str, sets_it: bool, line: str
+) -> None:
+    said = choice_faults(JobRequest(Path("train.py"), extra=(line,)), scheduler)
+    assert ["use --walltime" in fault for fault in said] == [True] * sets_it
+
+
 def test_an_array_of_one_task_is_checked_like_any_other() -> None:
     for key in ("", "l r", "--lr"):
         request = complete(JobRequest(Path("train.py"), array={key: ("1",)}))

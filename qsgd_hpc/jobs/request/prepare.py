@@ -151,6 +151,13 @@ def _program_fault(request: JobRequest) -> str | None:
 
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+# Directives that set the walltime.
+_TIMES = {
+    "slurm": re.compile(r"--time[= ]|-t"),
+    "pbs": re.compile(r"-l\s*(\S+,)?walltime="),
+    "lsf": re.compile(r"-W\s*\d"),
+    "cobalt": re.compile(r"--time[= ]|-t"),
+}
 STOP_BEFORE_MIN, STOP_BEFORE_SHARE = 5.0, 0.1
 TASKS_CEILING = 10_000
 
@@ -263,6 +270,8 @@ def _text_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
                 f"--extra {line!r}: this is a directive for {others[0][1:]}; here, directives "
                 f"begin with {prefix}."
             )
+        elif scheduler in _TIMES and _TIMES[scheduler].match(line.removeprefix(prefix).strip()):
+            yield f"--extra {line!r}: use --walltime, which should_stop() knows."
     if request.exclude and not SCHEDULERS[scheduler].excludes:
         yield (
             f"--exclude: {scheduler} does not support it. Remove it and report bad nodes to the "
