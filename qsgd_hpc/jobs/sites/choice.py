@@ -88,7 +88,8 @@ def choose(asked: str | None, host: Host | None = None) -> Site:
         commands = listing(dict.fromkeys(SCHEDULERS[s].command for s in host.schedulers), "and")
         lines = [
             f"this host ({host.host_names[0]}) has {commands}, but no site profile matches it. "
-            f"Choose one with --site or QSGD_SITE: {', '.join(sites)}."
+            f"Choose one with --site or QSGD_SITE: {', '.join(sites)}; or write one, "
+            "sites/NAME.yaml in QSGD_HOME (jobs/README.md)."
         ]
         raise UsageError("\n".join(lines + broken))
     for site in sites.values():
