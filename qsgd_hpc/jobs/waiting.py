@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from qsgd_hpc._notices import muted
 from qsgd_hpc.jobs.current import refreshed
+from qsgd_hpc.jobs.inside import refuse_standstill
 from qsgd_hpc.jobs.model import Job, JobState
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.records.events import last_event_at, read_events
@@ -33,7 +34,8 @@ def wait(
         on_change: called with each job at first, after each change of its state, and when its
             scheduler stops or resumes answering.
     Raises:
-        UsageError: a job does not exist.
+        UsageError: a job does not exist, or this process is part of a local job that must end
+            before it can start.
     """
     wanted = list(ids)
     seen: Mapping[str, tuple[JobState, bool]] = {}
@@ -44,6 +46,8 @@ def wait(
         patience.begin(recorded)
         with muted(any(silent for _, silent in seen.values())):
             jobs = refreshed(recorded)
+        if not seen:
+            refuse_standstill(jobs)
         for job in jobs:
             if on_change and seen.get(job.id) != _shown(job):
                 on_change(job)

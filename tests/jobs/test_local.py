@@ -96,6 +96,36 @@ def test_following_prints_all_output_and_ends_with_the_job(place: Path) -> None:
     assert cli("logs", "-f", job["id"]).stdout.splitlines() == [f"line {i}" for i in range(5)]
 
 
+WAITS = """
+import subprocess, sys
+cli = [sys.executable, "-m", "qsgd_hpc"]
+def call(*words):
+    done = subprocess.run([*cli, *words], capture_output=True, text=True)
+    print(done.returncode, done.stdout + done.stderr, flush=True)
+call("submit", "job.py")
+call("wait", "local-2")
+call("logs", "-f", "local-2")
+call("wait", "local-1")
+call("submit", "--watch", "job.py")
+call("submit", "--after", "local-2", "job.py")
+"""
+
+
+def test_a_job_does_not_wait_for_a_job_that_waits_for_its_end(place: Path) -> None:
+    (place / "job.py").write_text("print('ran')")
+    (place / "first.py").write_text(WAITS)
+    cli("submit", "first.py")
+    assert "local-1 COMPLETED" in cli("wait", "local-1").stdout
+    said = cli("logs", "local-1").stdout
+    refused = "2 qsgd-hpc: waiting for local-2 here would never end: "
+    assert said.count(refused) == 2, said
+    assert "let local-1 end" in said.lower()
+    assert "`qsgd-hpc submit --after local-2 SCRIPT`" in said
+    assert "2 qsgd-hpc: local-1 is the job that runs this command" in said
+    assert "2 qsgd-hpc: following the new job here would never end: " in said
+    assert "local-3 COMPLETED" in cli("wait", "local-2", "local-3").stdout
+
+
 STUBBORN = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

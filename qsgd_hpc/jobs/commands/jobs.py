@@ -19,6 +19,7 @@ from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.commands.columns import screen
 from qsgd_hpc.jobs.commands.submit_options import Walltime, as_json_option
 from qsgd_hpc.jobs.current import damaged, load_all
+from qsgd_hpc.jobs.inside import refuse_standstill
 from qsgd_hpc.jobs.model import Job, JobState
 from qsgd_hpc.jobs.records import registry
 
@@ -81,6 +82,8 @@ def follow(
 ) -> None:
     """Print a job's output until it has ended; with ``once``, the output so far."""
     output = Output(path or job.log_path, rank, job.request.ranks)
+    if not once:
+        refuse_standstill([job])
     patience = api.Patience()
     patience.begin([job])
     while not once and not job.state.ended:

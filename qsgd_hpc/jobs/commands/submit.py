@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs import api
+from qsgd_hpc.jobs import api, sites
 from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.commands.submit_options import (
     Submit,
@@ -21,6 +21,7 @@ from qsgd_hpc.jobs.commands.submit_options import (
     list_option,
     submit_options,
 )
+from qsgd_hpc.jobs.inside import watch_fault
 from qsgd_hpc.jobs.model import Job, JobRequest
 from qsgd_hpc.jobs.request.mpi_fit import WARNING
 from qsgd_hpc.launch.options import bits_variables
@@ -72,6 +73,8 @@ def submit(
     )
     if watch:
         _check_watch(request)
+    if verify_pinning and not dry_run:
+        _check_standstill(request)
     if verify_pinning:
         sys.exit(0 if _verified(request, dry_run) else 1)
     if dry_run:
@@ -90,6 +93,12 @@ def _check_watch(request: JobRequest) -> None:
             f"--watch follows one output, but each of the {tasks} tasks of the array has its own. "
             "Remove --watch, and follow a task with `qsgd-hpc logs -f --task 0 ID`."
         )
+    _check_standstill(request)
+
+
+def _check_standstill(request: JobRequest) -> None:
+    if (fault := watch_fault()) and sites.choose(request.site).scheduler == "local":
+        raise UsageError(fault)
 
 
 def _note(text: str) -> None:
