@@ -140,6 +140,9 @@ def cancel(job_id: str) -> Job:
 def stop(job_id: str) -> Job:
     """Ask a job to stop at its next checkpoint: ``should_stop()`` becomes true in its script.
 
+    Tasks of an array that have not started end as STOPPED without running the script, unless the
+    job is requeued automatically.
+
     Raises:
         UsageError: the job does not exist or is not running.
     """
@@ -150,7 +153,7 @@ def stop(job_id: str) -> Job:
             f"end a waiting job, use `qsgd-hpc cancel {job.id}`."
         )
     tasks = [job.directory / f"task-{n}" for n in range(len(job.request.tasks))]
-    for folder in tasks or [job.directory]:
+    for folder in (job.directory, *tasks):  # the array first: no other task starts
         if folder.is_dir():
             registry.write_file(folder / "stop", "")
     return job

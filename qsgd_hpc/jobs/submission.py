@@ -89,7 +89,7 @@ def _submit_once(
 
     def script(directory: Path) -> str:
         before = previous.directory if previous else None
-        place = Place(directory, before, attempt, mark(directory))
+        place = Place(directory, before, attempt, mark(directory), _half_done(resumes))
         return render_script(request, site, Tools.here(), place)
 
     job = registry.create(
@@ -103,6 +103,11 @@ def _submit_once(
         registry.remove(job)
         return _confirmed(winner) or _submit_once(request, site, previous=previous, resumes=resumes)
     return _to_scheduler(job)
+
+
+def _half_done(job: Job | None) -> Path | None:
+    """Return the folder of an array that has not completed; a completed one runs again whole."""
+    return job.directory if job and job.state is not JobState.COMPLETED else None
 
 
 def _to_scheduler(job: Job) -> Job:

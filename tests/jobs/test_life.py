@@ -170,6 +170,44 @@ def test_an_array_runs_every_combination_with_its_own_output(place: Path) -> Non
     assert "--task 0 to 3" in cli("logs", job.id).stderr
 
 
+STOPS = """
+import pathlib, sys, time, qsgd_hpc
+print("ran", flush=True)
+if sys.argv[-1] == "1" or pathlib.Path("resumed").exists():
+    sys.exit()
+while not qsgd_hpc.should_stop():
+    time.sleep(0.1)
+qsgd_hpc.exit_for_resubmit()
+"""
+
+
+def test_an_array_that_is_asked_to_stop_starts_no_other_task_and_continues_from_there(
+    place: Path,
+) -> None:
+    array = {"lr": ("1", "2", "3", "4")}
+    first = jobs.submit(jobs.JobRequest(write(place, STOPS), array=array))
+    log = first.task_log_path(1)
+    until(lambda: log.exists() and "ran" in log.read_text())
+    assert (
+        "tasks that have not started will not run"
+        in cli("cancel", "--at-checkpoint", first.id).stdout
+    )
+    assert states(first.id) == ["STOPPED"]
+    ended = jobs.get(first.id)
+    assert (ended.exit_code, ended.progress.tasks) == (85, {"COMPLETED": 1, "STOPPED": 3})
+    assert [first.task_log_path(n).read_text()[:3] for n in range(4)] == ["ran"] * 2 + ["not"] * 2
+    (place / "resumed").touch()
+    second = jobs.resubmit(first.id)
+    assert states(second.id) == ["COMPLETED"]
+    assert jobs.get(second.id).progress.tasks == {"COMPLETED": 4}
+    said = second.task_log_path(0).read_text()
+    assert said == f"nothing left to do: this task has completed in {first.id}\n"
+    assert [second.task_log_path(n).read_text() for n in (1, 2, 3)] == ["ran\n"] * 3
+    again = jobs.resubmit(second.id, force=True)  # it has completed: all of it
+    assert states(again.id) == ["COMPLETED"]
+    assert again.task_log_path(0).read_text() == "ran\n"
+
+
 def test_an_array_that_a_task_of_another_one_submits_runs_as_a_whole(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,8 +168,9 @@ def cancel(job_ids: tuple[str, ...], at_checkpoint: bool) -> None:
         try:
             before = api.get(job_id)
             if at_checkpoint:
-                api.stop(job_id)
-                click.echo(f"{job_id} asked to stop at its next checkpoint")
+                array = api.stop(job_id).request.array
+                rest = "; its tasks that have not started will not run" if array else ""
+                click.echo(f"{job_id} asked to stop at its next checkpoint{rest}")
                 continue
             job = api.cancel(job_id)
         except UsageError as error:

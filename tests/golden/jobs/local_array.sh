@@ -55,6 +55,10 @@ event start ", \"host\": \"$HOSTNAME\", \"scheduler_id\": \"\""
 trap 'finish $?' EXIT
 trap stop USR1 USR2
 trap end TERM
+if [ -e /home/me/.qsgd-hpc/jobs/machine-7/stop ]; then
+    echo "not run: the array was asked to stop before this task started"
+    exit 85
+fi
 cd -- /eagle/myproject/me/run || exit 1
 
 export QSGD_JOB_DIR=$job_dir

@@ -42,6 +42,10 @@ event start ", \"host\": \"$HOSTNAME\", \"scheduler_id\": \"${PBS_JOBID-}\""
 trap 'finish $?' EXIT
 trap stop USR1 USR2
 trap end TERM
+if [ -e /home/me/.qsgd-hpc/jobs/machine-7/stop ]; then
+    echo "not run: the array was asked to stop before this task started"
+    exit 85
+fi
 echo "$(($(date +%s) + 1620))" > "$job_dir/stop_at"
 cd -- /eagle/myproject/me/run || exit 1
 
