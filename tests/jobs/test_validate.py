@@ -473,6 +473,34 @@ def test_an_array_cannot_be_watched_as_one_output() -> None:
     assert "qsgd-hpc logs -f --task 0 ID" in refused("--watch", "--array", "lr=1,2", "train.py")
 
 
+def test_a_python_is_one_program_for_which_a_container_needs_a_wrapper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    for site in ("local", "slurm"):
+        text = refused("--site", site, "--python", "apptainer exec x.sif python", "train.py")
+        assert "--python 'apptainer exec x.sif python': use one program" in text
+        assert '`exec apptainer exec x.sif python "$@"`' in text
+    wrapper = tmp_path / "in container"
+    wrapper.write_text("#!/bin/bash\n")
+    for python in (str(wrapper), "/nodes only/python", "python3.11"):
+        assert choice_faults(JobRequest(Path("train.py"), python=python), "slurm") == []
+
+
+def test_a_python_that_a_local_job_would_not_find_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    for python in ("pyhton3", "./python"):
+        text = refused("--site", "local", "--python", python, "train.py")
+        assert f"--python {python}: there is no such program here" in text
+    # A module, or the submit host of another machine, may provide it.
+    elsewhere = ["--site", "polaris", "--chain", "0", "--python", "pyhton3", "train.py"]
+    assert "pyhton3" not in refused(*elsewhere)
+
+
 def test_a_module_is_run_by_a_script() -> None:
     assert "runpy.run_module('package.train'" in refused("-m", "package.train")
     assert "runpy.run_module('package.train'" in refused("python", "-m", "package.train")

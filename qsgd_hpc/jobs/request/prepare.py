@@ -64,6 +64,7 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
         if not dry_run:
             faults += home_faults(registry.jobs_dir(), site.scheduler)
             faults += package_faults(filled, site)
+            faults += _absent_python(filled, site, workdir)
     faults = request_faults(filled, facts) + list(facts.folder_faults) + faults
     if faults or site is None:
         raise UsageError("\n".join(faults))
@@ -109,6 +110,34 @@ def _folder_faults(request: JobRequest, workdir: Path) -> Sequence[str]:
             "FOLDER` created."
         )
     return faults
+
+
+def _absent_python(request: JobRequest, site: Site, workdir: Path) -> Iterator[str]:
+    """Yield the fault of a --python that this machine lacks, if the job runs here as it is."""
+    python = request.python
+    changed = request.modules or request.conda or request.venv or site.setup
+    if site.scheduler != "local" or not python or changed or "PATH" in {**site.env, **request.env}:
+        return
+    if not any(_python_faults(request)) and not shutil.which(
+        str(workdir / python) if "/" in python else python
+    ):
+        yield (
+            f"--python {python}: there is no such program here. Use the name of one in PATH, or "
+            "its path."
+        )
+
+
+def _python_faults(request: JobRequest) -> Iterator[str]:
+    """Yield the fault of a --python that consists of a program and its arguments."""
+    python = request.python or ""
+    program, *words = python.split() or [python]
+    if not words or Path(python).is_file() or ("/" in program and not shutil.which(program)):
+        return  # a path may contain spaces
+    yield (
+        f"--python {python!r}: use one program, without arguments. For a container, write an "
+        f'executable script with the lines `#!/bin/bash` and `exec {python} "$@"`, and use '
+        "--python with its path."
+    )
 
 
 def _activates(venv: Path) -> bool:
@@ -186,6 +215,7 @@ def choice_faults(request: JobRequest, scheduler: str) -> list[str]:
     return [
         *_array_faults(request),
         *_chain_faults(request, scheduler),
+        *_python_faults(request),
         *_text_faults(request, scheduler),
     ]
 
