@@ -424,6 +424,24 @@ def test_a_directive_does_not_set_a_walltime_that_should_stop_does_not_know(
     assert ["use --walltime" in fault for fault in said] == [True] * sets_it
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "line", "remedy"),
+    [
+        ("lsf", '#BSUB -R "span[ptile=4]"', "--extra '#BSUB -R span[ptile=4]'."),
+        ("slurm", '#SBATCH -C "gpu&hbm80g"', "--extra '#SBATCH -C gpu&hbm80g'."),
+        ("pbs", "-l 'place=free'", "--extra '-l place=free'."),
+        ("slurm", '#SBATCH --comment="two words"', "Use --template"),
+        ("pbs", "#PBS -o $HOME/log", "Use --template"),
+    ],
+)
+def test_quotes_in_a_directive_are_refused_with_the_remedy(
+    scheduler: str, line: str, remedy: str
+) -> None:
+    (said,) = choice_faults(JobRequest(Path("train.py"), extra=(line,)), scheduler)
+    assert said.startswith(f"--extra {line!r}: ")
+    assert remedy in said
+
+
 def test_an_array_of_one_task_is_checked_like_any_other() -> None:
     for key in ("", "l r", "--lr"):
         request = complete(JobRequest(Path("train.py"), array={key: ("1",)}))

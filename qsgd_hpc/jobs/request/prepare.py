@@ -187,6 +187,8 @@ _TIMES = {
     "lsf": re.compile(r"-W\s*\d"),
     "cobalt": re.compile(r"--time[= ]|-t"),
 }
+_UNQUOTABLE = re.compile(r"[\"'\\`$#]|[^ -~]")  # see the filter `directive`
+_QUOTED = re.compile(r"""(["'])([^\s"'\\`$#]*)\1""")  # a word that needs no quotes
 STOP_BEFORE_MIN, STOP_BEFORE_SHARE = 5.0, 0.1
 TASKS_CEILING = 10_000
 
@@ -286,6 +288,16 @@ def _chain_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
         )
 
 
+def _extra_remedy(line: str, prefix: str) -> str:
+    bare = _QUOTED.sub(r"\2", line)
+    if not _UNQUOTABLE.search(bare.removeprefix(prefix)):
+        return f"leave out the quotes, as no shell reads this line: --extra '{bare}'."
+    return (
+        "quotes, $, #, `, backslashes and non-ASCII characters are not possible in a directive. "
+        "Use --template with a copy of the included template, and write the line there."
+    )
+
+
 def _text_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
     prefix = SCHEDULERS[scheduler].directive
     batch = [each.directive for each in SCHEDULERS.values() if each.command]
@@ -302,6 +314,8 @@ def _text_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
             )
         elif scheduler in _TIMES and _TIMES[scheduler].match(line.removeprefix(prefix).strip()):
             yield f"--extra {line!r}: use --walltime, which should_stop() knows."
+        elif _UNQUOTABLE.search(line.removeprefix(prefix)):
+            yield f"--extra {line!r}: {_extra_remedy(line, prefix)}"
     if request.exclude and not SCHEDULERS[scheduler].excludes:
         yield (
             f"--exclude: {scheduler} does not support it. Remove it and report bad nodes to the "
