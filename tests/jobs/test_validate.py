@@ -389,6 +389,14 @@ def test_a_queue_for_this_machine_which_has_none_is_noted() -> None:
     assert "no effect" not in notes("polaris", queue="debug")
 
 
+def test_an_account_for_this_machine_is_noted_unless_it_is_that_of_the_environment() -> None:
+    assert notes("local", account="p").startswith("--account p has no effect")
+    assert "no effect" not in notes("polaris", account="p")
+    site = sites.load("local")
+    filled = fill(JobRequest(Path("t.py")), site, {"account": "p"})
+    assert site_notes(filled, site) == []
+
+
 def test_file_systems_that_a_scheduler_cannot_be_asked_for_are_noted() -> None:
     assert notes("local", filesystems=("home",)).startswith("--filesystems home has no effect")
     assert "no effect" not in notes("polaris", filesystems=("home",))

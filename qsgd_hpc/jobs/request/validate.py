@@ -60,7 +60,9 @@ def fill(
         site: the profile.
         variables: ``{"account": ...}`` from the environment, if set there.
     """
-    account = request.account or (variables or {}).get("account") or site.default_account
+    # That of the environment is meant for batch jobs; one given for this machine is noted.
+    known = {} if site.scheduler == "local" else variables or {}
+    account = request.account or known.get("account") or site.default_account
     if account and site.account_suffix and not account.endswith(site.account_suffix):
         account += site.account_suffix
     walltime_min = request.walltime_min
@@ -253,6 +255,8 @@ def _site_notes(request: JobRequest, site: Site) -> Iterator[str]:
         )
     if request.queue and site.scheduler == "local":
         yield f"--queue {request.queue} has no effect: the job runs on this machine."
+    if request.account and site.scheduler == "local":
+        yield f"--account {request.account} has no effect: the job runs on this machine."
     if request.filesystems and site.scheduler in ("local", "lsf"):
         named = ",".join(request.filesystems)
         yield f"--filesystems {named} has no effect: {site.scheduler} has no such request."
