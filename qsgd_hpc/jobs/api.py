@@ -49,17 +49,20 @@ def submit(request: JobRequest) -> Job:
 
 
 def submit_all(
-    request: JobRequest, tell: Callable[[str], object] = lambda _note: None
+    request: JobRequest,
+    tell: Callable[[str], object] = lambda _note: None,
+    known: Callable[[Job], object] = lambda _job: None,
 ) -> list[Job]:
     """Like :func:`submit`, but return all parts of a chain, in the order of execution.
 
     Args:
         request: the job.
         tell: called with each note about the site.
+        known: called with each job that another submission with the same key has created.
     Raises:
         UsageError, LaunchError, KeyboardInterrupt: as :func:`submit`.
     """
-    return submission.submit(request, tell)
+    return submission.submit(request, tell, known)
 
 
 def resubmit(job_id: str, changes: Mapping[str, Any] | None = None, *, force: bool = False) -> Job:

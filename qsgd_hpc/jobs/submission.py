@@ -34,11 +34,17 @@ __all__ = ["render", "submit", "submit_again"]
 ASK_AGAIN_S = 2.0
 
 
-def submit(request: JobRequest, tell: Callable[[str], object] = lambda _note: None) -> list[Job]:
+def submit(
+    request: JobRequest,
+    tell: Callable[[str], object] = lambda _note: None,
+    known: Callable[[Job], object] = lambda _job: None,
+) -> list[Job]:
     """Submit a request; several jobs if it is a chain, in the order of execution.
 
-    ``tell`` is called with each note about the site.
-
+    Args:
+        request: the job.
+        tell: called with each note about the site.
+        known: called with each job that another submission with the same key has created.
     Raises:
         UsageError: all faults of the request, one per line.
         LaunchError: the scheduler refused a job; earlier parts of the chain are cancelled, and the
@@ -48,22 +54,29 @@ def submit(request: JobRequest, tell: Callable[[str], object] = lambda _note: No
     filled, site = prepare(request, dry_run=False)
     for note in site_notes(filled, site):
         tell(note)
-    start_s = time.time()
     with _interrupts_deferred():
         jobs: list[Job] = []
+        created: list[Job] = []
         for part in range(filled.chain):
             try:
-                jobs.append(_submit_part(filled, site, part, jobs[-1] if jobs else None))
+                job, is_new = _submit_part(filled, site, part, jobs[-1] if jobs else None)
+                jobs.append(job)
+                (created.append if is_new else known)(job)
             except (LaunchError, UsageError) as error:
-                said = _cancel_parts([job for job in jobs if job.submitted_at >= start_s])
+                said = _cancel_parts(created)
                 if not said:
                     raise
                 raise type(error)("\n".join([str(error), *said])) from None
         return jobs
 
 
-def _submit_part(request: JobRequest, site: Site, part: int, previous: Job | None) -> Job:
-    """Submit one part of a chain (usually the only one) that runs after ``previous``."""
+def _submit_part(
+    request: JobRequest, site: Site, part: int, previous: Job | None
+) -> tuple[Job, bool]:
+    """Submit one part of a chain (usually the only one) that runs after ``previous``.
+
+    Return it, and whether it is new: another submission with the same key may have created it.
+    """
     if previous is not None:
         # If a job of --after does not complete, no part may run, not only the first.
         request = dataclasses.replace(request, after=(*request.after, f"any:{previous.id}"))
@@ -76,14 +89,15 @@ def submit_again(job: Job, request: JobRequest) -> Job:
     """Submit the request of an ended job again, as its continuation."""
     filled, site = prepare(request, dry_run=False)
     with _interrupts_deferred():
-        return _submit_once(filled, site, resumes=job)
+        return _submit_once(filled, site, resumes=job)[0]
 
 
 def _submit_once(
     request: JobRequest, site: Site, *, previous: Job | None = None, resumes: Job | None = None
-) -> Job:
+) -> tuple[Job, bool]:
+    """Submit a job once for its key; return it, and whether it is new."""
     if request.key and (known := _key_holder(request.key)) and (job := _confirmed(known)):
-        return job
+        return job, False
     ancestor = previous or resumes
     attempt = 0 if ancestor is None else len(_lineage(ancestor))
 
@@ -101,8 +115,10 @@ def _submit_once(
     )
     if request.key and (winner := _claim_key(request.key, job.id)) != job.id:
         registry.remove(job)
-        return _confirmed(winner) or _submit_once(request, site, previous=previous, resumes=resumes)
-    return _to_scheduler(job)
+        if known_job := _confirmed(winner):
+            return known_job, False
+        return _submit_once(request, site, previous=previous, resumes=resumes)
+    return _to_scheduler(job), True
 
 
 def _half_done(job: Job | None) -> Path | None:

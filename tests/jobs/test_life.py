@@ -231,9 +231,12 @@ def test_racing_submissions_with_one_key_make_one_job(place: Path) -> None:
     found: list[str] = []
     start = threading.Barrier(8)
 
+    known: list[str] = []
+
     def race() -> None:
         start.wait()
-        found.append(jobs.submit(request).id)
+        parts = jobs.submit_all(request, known=lambda job: known.append(job.id))
+        found.append(parts[0].id)
 
     threads = [threading.Thread(target=race) for _ in range(8)]
     for thread in threads:
@@ -242,6 +245,7 @@ def test_racing_submissions_with_one_key_make_one_job(place: Path) -> None:
         thread.join()
     assert len(found) == 8
     assert len(set(found)) == 1
+    assert known == found[:7]  # one has submitted it, the others say that the key has it
     assert registry.ids() == [found[0]]
     assert states(found[0]) == ["COMPLETED"]
     assert jobs.output(found[0]).read_text() == "ran\n"
@@ -264,16 +268,16 @@ def test_racing_submissions_with_one_key_reach_the_scheduler_once(
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     write(place, "")
-    command = [sys.executable, "-m", "qsgd_hpc", "submit", "--json", "--site", "slurm"]
+    command = [sys.executable, "-m", "qsgd_hpc", "submit", "--site", "slurm"]
     command += ["--key", "once", "job.py"]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     until((tools / "calls").exists, process=first)
     second = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    made = [json.loads(text) for text in (first.communicate(timeout=120)[0], second.stdout)]
-    assert made[0]["id"] == made[1]["id"]
-    assert {record["scheduler_id"] for record in made} == {"42"}
+    assert first.communicate(timeout=120)[0].startswith("slurm-1 submitted to slurm\n")
+    assert second.stdout.startswith("slurm-1 has this key already; nothing was submitted\n")
+    assert jobs.get("slurm-1").progress.scheduler_id == "42"
     assert (tools / "calls").read_text() == "called\n"
-    assert registry.ids() == [made[0]["id"]]
+    assert registry.ids() == ["slurm-1"]
 
 
 @pytest.mark.gate

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +81,9 @@ def submit(
         text = json.dumps({"script": text}) if as_json else text
         click.echo(text.encode("utf-8", "surrogateescape"), nl=as_json)
         return
-    start_s = time.time()
-    jobs = api.submit_all(request, _note)
-    _show(jobs, as_json, watch, is_new=jobs[0].submitted_at >= start_s)
+    known: list[Job] = []
+    jobs = api.submit_all(request, _note, known.append)
+    _show(jobs, as_json, watch, is_new=jobs[0] not in known)
 
 
 def _check_watch(request: JobRequest) -> None:
