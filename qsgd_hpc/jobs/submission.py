@@ -188,14 +188,14 @@ def _lineage(job: Job) -> list[str]:
 def render(request: JobRequest, tell: Callable[[str], object] = lambda _note: None) -> str:
     """Return the job script that :func:`submit` would submit; needs no scheduler here.
 
-    ``tell`` is called with findings about this installation on the site.
+    ``tell`` is called with each note about the site.
 
     Raises:
         UsageError: all faults of the request, one per line.
     """
     filled, site = prepare(request, dry_run=True)
-    for remark in site.remarks:
-        tell(remark)
+    for note in site_notes(filled, site):
+        tell(note)
     place = Place(registry.jobs_dir() / f"{site.name}-dry-run")
     return render_script(filled, site, Tools.here(), place)
 

@@ -527,6 +527,17 @@ def test_a_python_that_a_local_job_would_not_find_is_refused(
     assert "pyhton3" not in refused(*elsewhere)
 
 
+def test_a_dry_run_prints_the_notes_of_a_submission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    words = ["--site", "polaris", "--account", "p", "--queue", "preemptable", "--dry-run"]
+    done = CliRunner().invoke(cli, ["submit", *words, "train.py"])
+    assert "note: queue preemptable: its jobs are killed without warning" in done.stderr
+    assert done.stdout.startswith("#!/bin/bash")
+
+
 def test_a_module_is_run_by_a_script() -> None:
     assert "runpy.run_module('package.train'" in refused("-m", "package.train")
     assert "runpy.run_module('package.train'" in refused("python", "-m", "package.train")
