@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.commands.sites import sites as verb
+from qsgd_hpc.jobs.commands.submit import submit
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 # What each command answers, by a word among its arguments.
@@ -241,3 +243,25 @@ def test_new_without_scheduler_says_where_to_run_it() -> None:
 def test_new_refuses_names_that_are_no_file_names(name: str) -> None:
     with pytest.raises(UsageError, match="is not a valid name of a site"):
         call("new", name, "--scheduler", "pbs")
+
+
+def test_a_profile_for_lsf_is_written_by_hand(machine: Machine) -> None:
+    with pytest.raises(UsageError, match=r"by hand, as .*/sites/mine.yaml: docs/jobs.md has"):
+        call("new", "mine", "--scheduler", "lsf")
+    machine({"bsub": {}})
+    with pytest.raises(UsageError, match="a profile for lsf must be written by hand"):
+        call("new", "mine")
+
+
+def test_the_profile_for_lsf_of_the_page_is_sound() -> None:
+    page = Path(__file__).parents[2] / "docs" / "jobs.md"
+    (text,) = re.findall(r"```yaml\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    override("mine", text)
+    checked = call("check", "mine", "--no-machine")
+    assert checked.exit_code == 0
+    assert checked.output.startswith("mine: files are sound")
+    Path("train.py").touch()
+    words = ["--nodes", "2", "--ranks-per-node", "4", "--dry-run", "train.py"]
+    script = CliRunner().invoke(submit, ["--site", "mine", *words]).stdout
+    assert "#BSUB -n 8\n#BSUB -R span[ptile=4]\n" in script
+    assert "\nmpirun -n 8 \\\n" in script

@@ -17,6 +17,7 @@ from qsgd_hpc.jobs.sites.check import examine
 from qsgd_hpc.jobs.sites.draft import new_profile
 from qsgd_hpc.jobs.sites.merge import merged, unconfirmed
 from qsgd_hpc.jobs.sites.sources import package_faults, sources
+from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = ["sites"]
 
@@ -97,7 +98,8 @@ def check_site(name: str | None, no_machine: bool, as_json: bool) -> None:
 @sites.command("new")
 @click.option(
     "--scheduler",
-    type=click.Choice(list(live.ASKED)),
+    type=click.Choice([*live.ASKED, *(s for s in SCHEDULERS if s not in (*live.ASKED, "local"))]),
+    metavar=f"[{'|'.join(live.ASKED)}]",  # the others are answered with what to do
     help="Default: the scheduler of this machine.",
 )
 @click.option(
@@ -111,7 +113,8 @@ def new_site(name: str, scheduler: str | None, to_stdout: bool, force: bool) -> 
     The draft is made from the answers of its scheduler.
     """
     host = profiles.find_host()
-    scheduler = scheduler or next((s for s in host.schedulers if s in live.ASKED), None)
+    found = sorted(host.schedulers, key=lambda each: each not in live.ASKED)
+    scheduler = scheduler or next(iter(found), None)
     text = new_profile(name, scheduler, host, force=force or to_stdout)
     if to_stdout:
         click.echo(text, nl=False)

@@ -32,7 +32,8 @@ def new_profile(name: str, scheduler: str | None, host: Host, *, force: bool) ->
         force: replace the user's file of that name.
 
     Raises:
-        UsageError: the name exists or is invalid, or there is no scheduler.
+        UsageError: the name exists or is invalid, there is no scheduler, or it is one that cannot
+            be asked about its machine.
         LaunchError: the scheduler does not answer.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]*", name):
@@ -46,6 +47,12 @@ def new_profile(name: str, scheduler: str | None, host: Host, *, force: bool) ->
         raise UsageError(
             f"there is no scheduler here (neither {commands} on PATH). Run this on the machine's "
             "login host, or add --scheduler to get an empty profile to fill in."
+        )
+    if scheduler not in live.ASKED:
+        raise UsageError(
+            f"a profile for {scheduler} must be written by hand, as "
+            f"{env.home() / 'sites' / name}.yaml: docs/jobs.md has an example for LSF, and "
+            f"jobs/README.md describes the keys. Then use `qsgd-hpc sites check {name}`."
         )
     here = shutil.which(live.ASKED[scheduler]) is not None
     found = live.look(scheduler) if here else Live(scheduler)
