@@ -130,6 +130,18 @@ def test_cancelling_a_part_cancels_what_continues_it(place: Path) -> None:
     assert states(*(part.id for part in parts)) == ["CANCELLED"] * 3
 
 
+def test_a_chain_is_stopped_at_a_checkpoint_once_its_later_parts_are_cancelled(
+    place: Path,
+) -> None:
+    parts = jobs.submit_all(jobs.JobRequest(write(place, STOPS), ("x",), chain=3))
+    log = jobs.output(parts[0].id)
+    until(lambda: log.exists() and "ran" in log.read_text())
+    jobs.cancel(parts[1].id)
+    jobs.stop(parts[0].id)
+    assert states(*(part.id for part in parts)) == ["STOPPED", "CANCELLED", "CANCELLED"]
+    assert not any(jobs.output(part.id).exists() for part in parts[1:])
+
+
 def test_no_part_of_a_chain_runs_after_the_failure_of_a_job_it_needs(place: Path) -> None:
     bad = jobs.submit(
         jobs.JobRequest(write(place, "import time; time.sleep(2); raise SystemExit(1)"))
