@@ -13,7 +13,7 @@ from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers.local import other_host
 from qsgd_hpc.jobs.words import listing
 
-__all__ = ["own_job", "refuse_standstill", "watch_fault"]
+__all__ = ["own_job", "refuse_standstill", "why_never_ends"]
 
 
 def own_job() -> Job | None:
@@ -58,14 +58,9 @@ def refuse_standstill(jobs: Iterable[Job]) -> None:
         )
 
 
-def watch_fault() -> str | None:
-    """Return why a local job that this process submits cannot be followed, or None."""
-    if (own := own_job()) is None:
-        return None
-    return (
-        f"following the new job here would never end: {_reason(own)}. Submit it without "
-        "following it; what comes after is another job: `qsgd-hpc submit --after ID SCRIPT`."
-    )
+def why_never_ends() -> str | None:
+    """Return why waiting here for a new local job would never end, or None."""
+    return None if (own := own_job()) is None else _reason(own)
 
 
 def _reason(own: Job) -> str:

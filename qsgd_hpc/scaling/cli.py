@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs.inside import why_never_ends
 from qsgd_hpc.jobs.sites import choose
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.scaling.define.definition import define
@@ -82,6 +83,10 @@ def scale(ctx: click.Context, /, words: tuple[str, ...], **options: Any) -> None
     cost.refuse(study, left, times, cost.spent(attempts), limit_min)
     if options["dry_run"]:
         return
+    if site.scheduler == LOCAL and (reason := why_never_ends()):
+        raise UsageError(
+            f"a study here would never end: {reason}. Run `qsgd-hpc scale` outside of the job."
+        )
     _consent(site, options["yes"])
     folder.create(study)
     with folder.locked():

@@ -107,6 +107,7 @@ call("wait", "local-2")
 call("logs", "-f", "local-2")
 call("wait", "local-1")
 call("submit", "--watch", "job.py")
+call("scale", "--nodes", "1", "--bits", "32", "job.py")
 call("submit", "--after", "local-2", "job.py")
 """
 
@@ -123,6 +124,7 @@ def test_a_job_does_not_wait_for_a_job_that_waits_for_its_end(place: Path) -> No
     assert "`qsgd-hpc submit --after local-2 SCRIPT`" in said
     assert "2 qsgd-hpc: local-1 is the job that runs this command" in said
     assert "2 qsgd-hpc: following the new job here would never end: " in said
+    assert "\nqsgd-hpc: a study here would never end: " in said
     assert "local-3 COMPLETED" in cli("wait", "local-2", "local-3").stdout
 
 

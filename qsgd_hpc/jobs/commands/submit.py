@@ -20,7 +20,7 @@ from qsgd_hpc.jobs.commands.submit_options import (
     list_option,
     submit_options,
 )
-from qsgd_hpc.jobs.inside import watch_fault
+from qsgd_hpc.jobs.inside import why_never_ends
 from qsgd_hpc.jobs.model import Job, JobRequest
 from qsgd_hpc.jobs.request.mpi_fit import WARNING
 from qsgd_hpc.launch.options import bits_variables
@@ -96,8 +96,11 @@ def _check_watch(request: JobRequest) -> None:
 
 
 def _check_standstill(request: JobRequest) -> None:
-    if (fault := watch_fault()) and sites.choose(request.site).scheduler == "local":
-        raise UsageError(fault)
+    if (reason := why_never_ends()) and sites.choose(request.site).scheduler == "local":
+        raise UsageError(
+            f"following the new job here would never end: {reason}. Submit it without following "
+            "it; what comes after is another job: `qsgd-hpc submit --after ID SCRIPT`."
+        )
 
 
 def _note(text: str) -> None:
