@@ -27,6 +27,34 @@ def test_slices_of_a_split_order_take_their_share():
     assert not made.to_decide
 
 
+FIT_ONE = """
+import keras
+from elsewhere import batches, model
+from sklearn.decomposition import FactorAnalysis
+
+{made}
+FactorAnalysis().fit(x)
+reducer.fit(x)
+model.fit({data})
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "data"),
+    [
+        ('model.compile("adam", "mse")', "batches"),
+        (
+            'import tensorflow as tf\nstart().compile("adam", "mse")',
+            "tf.data.Dataset.from_tensor_slices(x).batch(8)",
+        ),
+    ],
+)
+def test_a_fit_with_one_argument_trains_a_compiled_model_or_reads_a_data_set(made, data):
+    converted = done(FIT_ONE.format(made=made, data=data)).after
+    assert "hvd.callbacks.BroadcastGlobal" in converted.partition("\nmodel.fit(")[2]
+    assert "\nFactorAnalysis().fit(x)\nreducer.fit(x)\n" in converted
+
+
 SLICES = """
 import torch
 

@@ -30,16 +30,9 @@ LOADS = re.compile(r"(^|\.)(load_model|load_weights)$")
 def convert_keras(plan: Plan) -> None:
     """Add the eight steps to a script that calls fit."""
     script = plan.script
-    fits = [
-        c
-        for c in script.calls
-        if receiver(c, "fit")
-        and not OWN_FIT.search(script.called(c))
-        and (len(c.args) > 1 or find(c, "x"))
-        and script.definition(c) is None
-    ]
     calls = [c for c in script.calls if script.called(c).endswith(".compile")]
     compiles = [c for c in calls if _is_model(c)]
+    fits = [c for c in script.calls if _fits_model(script, c, compiles)]
     if not fits or not compiles:
         raise UsageError(
             f"{script.path}: Keras, but no model.compile(optimizer=...) with a model.fit(x, ...)"
@@ -91,6 +84,18 @@ def keras_needed(plan: Plan) -> bool:
     """Return whether the inserted code needs the name `keras`."""
     pinned = not plan.script.name_of("tensorflow")
     return pinned or any("DistributedOptimizer(keras." in edit.text for edit in plan.edits)
+
+
+def _fits_model(script: Script, call: cst.Call, compiles: Sequence[cst.Call]) -> bool:
+    """Return whether a `fit` trains a model; those of scalers and encoders have one argument."""
+    fitted = receiver(call, "fit")
+    if fitted is None or OWN_FIT.search(script.called(call)) or script.definition(call):
+        return False
+    if len(call.args) > 1 or find(call, "x"):
+        return True
+    models = {script.code(model) for each in compiles if (model := receiver(each))}
+    data = argument(call, "x", 0)
+    return data is not None and (script.code(fitted) in models or tf_data.is_dataset(script, data))
 
 
 def _is_model(call: cst.Call) -> bool:
