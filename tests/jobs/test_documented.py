@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, JobRequest, Progress
 from qsgd_hpc.jobs.model import JobState as S
-from qsgd_hpc.jobs.schedulers import Dependency, cobalt, lsf, lsf_answers, scheduler
+from qsgd_hpc.jobs.schedulers import Dependency, cobalt, lsf, scheduler
 from qsgd_hpc.jobs.schedulers.command import Answer
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 from tests.jobs.fake_schedulers import Fakes, fakes
@@ -214,7 +214,7 @@ def test_an_lsf_array_counts_from_one(fakes: Fakes, tmp_path: Path) -> None:
 
 def test_lsf_times_are_the_last_that_were_so() -> None:
     now = time.mktime(time.strptime("2026-01-02 10:00", "%Y-%m-%d %H:%M"))
-    shown = [lsf_answers.time_of(text, now) for text in ("Jan  2 09:30", "Dec 31 23:00 L", "-", "")]
+    shown = [lsf.time_of(text, now) for text in ("Jan  2 09:30", "Dec 31 23:00 L", "-", "")]
     expected = [
         time.mktime(time.strptime(text, "%Y-%m-%d %H:%M"))
         for text in ("2026-01-02 09:30", "2025-12-31 23:00")
@@ -272,4 +272,4 @@ def test_no_answer_upsets_a_parser(out: str, kept: int, err: str, code: int) -> 
     cobalt.parse_qstat(answer)
     cobalt.parse_log(answer.out)
     lsf.parse_bsub(answer)
-    lsf_answers.parse_bjobs(answer)
+    lsf.parse_bjobs(answer)
