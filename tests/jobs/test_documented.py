@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs.current import refreshed
 from qsgd_hpc.jobs.model import Job, JobRequest, Progress
 from qsgd_hpc.jobs.model import JobState as S
 from qsgd_hpc.jobs.schedulers import Dependency, cobalt, lsf, scheduler
@@ -252,7 +253,7 @@ def test_jobs_that_have_ended_are_not_asked_for(fakes: Fakes, tmp_path: Path) ->
     for name in SCHEDULERS.keys() - {"local"}:
         job = job_in(tmp_path / "j", name, "42")
         over = dataclasses.replace(job, progress=Progress(S.COMPLETED, 0, scheduler_id="42"))
-        assert scheduler(name).refresh([over]) == {}
+        assert refreshed([over]) == [over]
     assert fakes.calls() == []
 
 

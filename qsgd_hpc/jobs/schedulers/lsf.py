@@ -35,7 +35,6 @@ from qsgd_hpc.jobs.schedulers.command import (
 from qsgd_hpc.jobs.schedulers.progress import (
     aggregate,
     merged,
-    open_jobs,
     silent,
     unclear,
     unconfirmed,
@@ -117,9 +116,6 @@ def find(job: Job) -> str | None:
 
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
     """Query bjobs once for all jobs of the user."""
-    jobs = open_jobs(jobs)
-    if not jobs:
-        return {}
     shown, answer = _bjobs()
     if shown is None:
         return {job.id: silent(job, "LSF", answer) for job in jobs}

@@ -25,7 +25,6 @@ from qsgd_hpc.jobs.schedulers.pbs_answers import Qstat, array_progress, parse_qs
 from qsgd_hpc.jobs.schedulers.progress import (
     left_out,
     merged,
-    open_jobs,
     silent,
     unclear,
     unconfirmed,
@@ -166,7 +165,6 @@ def _is_hidden(key: str, shown: Qstat) -> bool:
 
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
     """Query qstat once for all jobs; first qselect, if a submission was not confirmed."""
-    jobs = open_jobs(jobs)
     known = [job.progress.scheduler_id for job in jobs if job.progress.scheduler_id]
     strays = [job for job in jobs if not job.progress.scheduler_id]
     own, answer = _own_ids() if strays else ([], Answer(""))

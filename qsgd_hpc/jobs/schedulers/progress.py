@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from qsgd_hpc.jobs.model import Job, JobState, Progress
@@ -17,7 +17,6 @@ __all__ = [
     "is_settled",
     "left_out",
     "merged",
-    "open_jobs",
     "silent",
     "unclear",
     "unconfirmed",
@@ -28,11 +27,6 @@ UNREAD_FILE = "unread_answer.txt"
 
 # A scheduler may list a job only some time after it has accepted it.
 SETTLE_S = 60.0
-
-
-def open_jobs(jobs: Iterable[Job]) -> list[Job]:
-    """Return the jobs whose state can still change, including LOST ones."""
-    return [job for job in jobs if not job.state.ended or job.state is JobState.LOST]
 
 
 def merged(job: Job, new: Progress, scheduler_id: str) -> Progress:

@@ -20,7 +20,6 @@ from qsgd_hpc.jobs.schedulers.progress import (
     aggregate,
     is_settled,
     merged,
-    open_jobs,
     silent,
     unclear,
     unconfirmed,
@@ -91,7 +90,7 @@ def _is_of(job: Job, comment: str, command: str) -> bool:
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
     """Query squeue once per cluster for all jobs, and sacct once for those that it omits."""
     groups: dict[str, list[Job]] = {}
-    for job in open_jobs(jobs):
+    for job in jobs:
         groups.setdefault(candidates(job), []).append(job)
     news: dict[str, Progress] = {}
     for clusters, members in groups.items():
