@@ -28,6 +28,7 @@ __all__ = [
     "not_cancelled",
     "of_kind",
     "refusal",
+    "run_cancel",
     "submitted",
 ]
 
@@ -184,6 +185,18 @@ def refusal(command: str, answer: Answer, remedies: Iterable[tuple[str, str]]) -
 def no_answer(command: str, answer: Answer) -> LaunchError:
     """Return the error for a query without an answer."""
     return LaunchError(f"{command} does not answer: {answer.message}. Try again later.")
+
+
+def run_cancel(argv: Sequence[str], harmless: Iterable[str]) -> None:
+    """Run a command that ends a job, which may have ended: its ``harmless`` errors say so.
+
+    Raises:
+        LaunchError: any other error; the job is, or may be, still alive.
+    """
+    answer = ask(argv)
+    said = answer.out + answer.err
+    if answer.code != 0 and not any(words in said for words in harmless):
+        raise not_cancelled(argv[0], answer)
 
 
 def not_cancelled(command: str, answer: Answer) -> LaunchError:

@@ -28,8 +28,8 @@ from qsgd_hpc.jobs.schedulers.command import (
     ask,
     log_path,
     no_answer,
-    not_cancelled,
     refusal,
+    run_cancel,
     submitted,
 )
 from qsgd_hpc.jobs.schedulers.progress import (
@@ -151,16 +151,8 @@ def _lacks(job: Job, key: str, shown: Bjobs) -> bool:
 
 def cancel(job: Job) -> None:
     """End the job and all its tasks with bkill; an ended or unknown job is not an error."""
-    key = job.progress.scheduler_id or find(job)
-    if key is None:
-        return
-    answer = ask(["bkill", key])
-    said = answer.out + answer.err
-    if answer.code != 0 and not any(words in said for words in _NOTHING_TO_CANCEL):
-        raise not_cancelled("bkill", answer)
-
-
-_NOTHING_TO_CANCEL = ("already finished", "No matching job found", "is not found")
+    if key := job.progress.scheduler_id or find(job):
+        run_cancel(["bkill", key], ("already finished", "No matching job found", "is not found"))
 
 
 class Bjobs(dict[str, dict[int, Progress]]):

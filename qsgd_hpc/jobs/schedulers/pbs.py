@@ -16,9 +16,9 @@ from qsgd_hpc.jobs.schedulers.command import (
     batches,
     log_path,
     no_answer,
-    not_cancelled,
     of_kind,
     refusal,
+    run_cancel,
     submitted,
 )
 from qsgd_hpc.jobs.schedulers.pbs_answers import Qstat, array_progress, parse_qstat
@@ -204,12 +204,5 @@ def _news(job: Job, shown: Qstat, hidden: bool) -> Progress:
 
 def cancel(job: Job) -> None:
     """End the job and all its tasks with qdel; an ended or unknown job is not an error."""
-    key = job.progress.scheduler_id or find(job)
-    if key is None:
-        return
-    answer = ask(["qdel", key])
-    if answer.code != 0 and not any(words in answer.err for words in _NOTHING_TO_CANCEL):
-        raise not_cancelled("qdel", answer)
-
-
-_NOTHING_TO_CANCEL = ("has finished", "Unknown Job Id")
+    if key := job.progress.scheduler_id or find(job):
+        run_cancel(["qdel", key], ("has finished", "Unknown Job Id"))

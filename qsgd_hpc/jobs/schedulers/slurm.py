@@ -13,9 +13,9 @@ from qsgd_hpc.jobs.schedulers.command import (
     Dependency,
     ask,
     log_path,
-    not_cancelled,
     of_kind,
     refusal,
+    run_cancel,
     submitted,
 )
 from qsgd_hpc.jobs.schedulers.slurm_clusters import (
@@ -98,15 +98,12 @@ def parse_sbatch(answer: Answer) -> str | None:
 
 def cancel(job: Job) -> None:
     """End the job and all its tasks with scancel; an ended or unknown job is not an error."""
-    key = scheduler_id(job, candidates(job)) or find(job)
-    if key is None:
-        return
-    answer = ask(["scancel", *option(cluster_of(key)), number_of(key)])
-    if answer.code != 0 and not any(words in answer.err for words in _NOTHING_TO_CANCEL):
-        raise not_cancelled("scancel", answer)
+    if key := scheduler_id(job, candidates(job)) or find(job):
+        run_cancel(
+            ["scancel", *option(cluster_of(key)), number_of(key)],
+            ("Invalid job id", "already completing or completed"),
+        )
 
-
-_NOTHING_TO_CANCEL = ("Invalid job id", "already completing or completed")
 
 # They would make a job an array, write its errors to another file, or make sbatch wait for its end.
 _ALWAYS = frozenset({"SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_WAIT"})
