@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ __all__ = [
     "UnconfirmedError",
     "ask",
     "batches",
+    "epoch_s",
     "log_path",
     "mark",
     "no_answer",
@@ -135,6 +137,14 @@ def batches(ids: Iterable[str]) -> list[list[str]]:
     """Split ids into lists that fit on a command line."""
     listed = list(ids)
     return [listed[i : i + IDS_AT_ONCE] for i in range(0, len(listed), IDS_AT_ONCE)]
+
+
+def epoch_s(text: str, form: str) -> float | None:
+    """Return the seconds since the epoch of a local time; None if the text is no such time."""
+    try:
+        return time.mktime(time.strptime(text, form))
+    except (ValueError, OverflowError):
+        return None
 
 
 def of_kind(after: Iterable[Dependency], kind: str) -> list[str]:

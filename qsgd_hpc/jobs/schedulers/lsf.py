@@ -26,6 +26,7 @@ from qsgd_hpc.jobs.schedulers.command import (
     Answer,
     Dependency,
     ask,
+    epoch_s,
     log_path,
     no_answer,
     refusal,
@@ -245,11 +246,7 @@ def time_of(text: str, now: float | None = None) -> float | None:
     """Parse ``Nov 21 13:30``, possibly followed by a letter, as the most recent such time."""
     today = time.localtime(now)
     for year in (today.tm_year, today.tm_year - 1):
-        try:
-            stamp = " ".join([*text.split()[:3], str(year)])
-            at = time.mktime(time.strptime(stamp, "%b %d %H:%M %Y"))
-        except (ValueError, OverflowError):
-            continue
-        if at <= time.mktime(today) + 86400:
+        at = epoch_s(" ".join([*text.split()[:3], str(year)]), "%b %d %H:%M %Y")
+        if at is not None and at <= time.mktime(today) + 86400:
             return at
     return None

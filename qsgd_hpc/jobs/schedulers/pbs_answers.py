@@ -6,14 +6,13 @@ Negative exit codes are those of PBS itself: OpenPBS, src/include/job.h, JOB_EXE
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from qsgd_hpc.jobs.model import JobState, Progress
 from qsgd_hpc.jobs.records.endings import NO_MEMORY, NOT_MET, WALLTIME, exit_words, node_words
-from qsgd_hpc.jobs.schedulers.command import Answer
+from qsgd_hpc.jobs.schedulers.command import Answer, epoch_s
 from qsgd_hpc.jobs.schedulers.pbs_json import read
 from qsgd_hpc.jobs.schedulers.progress import aggregate
 
@@ -21,6 +20,7 @@ __all__ = ["Qstat", "array_progress", "parse_qstat"]
 
 # Exit codes of valid answers: success, a job has ended, a job is unknown.
 VALID_CODES = (0, 35, 153)
+TIME_FORMAT = "%a %b %d %H:%M:%S %Y"
 UNREAD = "PBS's answer about it cannot be parsed"
 
 WALLTIME_EXIT = -29
@@ -139,7 +139,7 @@ def parse_qstat(answer: Answer) -> Qstat:
 def _progress(fields: Mapping[str, Any]) -> Progress | None:
     """Return the progress in the attributes of one job; None if its state has an unknown name."""
     letter, runs = _text(fields, "job_state"), _number(fields, "run_count") or 0
-    started = _time(_text(fields, "stime"))
+    started = epoch_s(_text(fields, "stime"), TIME_FORMAT)
     if letter in _RUNNING:
         return Progress(
             JobState.RUNNING,
@@ -149,7 +149,7 @@ def _progress(fields: Mapping[str, Any]) -> Progress | None:
         )
     if letter in ("F", "X"):
         ending = _ending(fields)
-        ended = _time(_text(fields, "obittime"))
+        ended = epoch_s(_text(fields, "obittime"), TIME_FORMAT)
         return replace(ending, started_at=started, ended_at=ended, restarts=max(runs - 1, 0))
     if letter in ("Q", "H", *_WAITING):
         return Progress(JobState.QUEUED, why=_waiting(letter, fields), restarts=runs)
@@ -229,10 +229,3 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 def _number(fields: Mapping[str, Any], name: str) -> int | None:
     value = fields.get(name)
     return value if type(value) is int else None
-
-
-def _time(text: str) -> float | None:
-    try:
-        return time.mktime(time.strptime(text, "%a %b %d %H:%M:%S %Y"))
-    except (ValueError, OverflowError):
-        return None

@@ -28,6 +28,7 @@ from qsgd_hpc.jobs.schedulers.progress import (
 from qsgd_hpc.jobs.schedulers.slurm_answers import (
     SACCT_COLUMNS,
     SQUEUE_COLUMNS,
+    TIME_FORMAT,
     Squeue,
     hosts,
     parse_sacct,
@@ -68,7 +69,7 @@ def _found_past(jobs: Sequence[Job], clusters: str) -> dict[str, str]:
     if not jobs:
         return {}
     earliest = min(job.submitted_at for job in jobs)
-    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(earliest - 60))
+    since = time.strftime(TIME_FORMAT, time.localtime(earliest - 60))
     found: dict[str, str] = {}
     columns = "JobID,Cluster,Comment,SubmitLine" if clusters else "JobID,Comment,SubmitLine"
     query = ["sacct", "-X", "-n", "-P", *option(clusters), "-S", since, "-o", columns]
