@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.script.pinning import cores_per_rank
+from qsgd_hpc.jobs.script.render import cores_per_rank
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.launch.place import cpus_of
 
