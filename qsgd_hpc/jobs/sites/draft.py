@@ -11,7 +11,7 @@ from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.sites import live
 from qsgd_hpc.jobs.sites.choice import Host, load
-from qsgd_hpc.jobs.sites.live.facts import Live, LiveQueue
+from qsgd_hpc.jobs.sites.live import Live, LiveQueue
 from qsgd_hpc.jobs.sites.sources import names, sources
 from qsgd_hpc.jobs.words import clock, listing
 

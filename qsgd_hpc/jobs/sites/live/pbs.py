@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs.sites.live.facts import Live, LiveQueue, answer_of, together
+from qsgd_hpc.jobs.sites.live import Live, LiveQueue, answer_of, together
 
 __all__ = ["look", "parse_nodes", "parse_queues", "parse_server"]
 

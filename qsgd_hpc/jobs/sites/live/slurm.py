@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs.sites.live.facts import Live, LiveQueue, answer_of, together
+from qsgd_hpc.jobs.sites.live import Live, LiveQueue, answer_of, together
 
 __all__ = ["look", "parse_gpus", "parse_partitions", "parse_qos", "slurm_minutes"]
 
