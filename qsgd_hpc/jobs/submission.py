@@ -23,8 +23,8 @@ from qsgd_hpc.jobs.processes import alive
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.records.events import read_events
 from qsgd_hpc.jobs.request.dependencies import dependencies
-from qsgd_hpc.jobs.request.prepare import default_stop_before, prepare
-from qsgd_hpc.jobs.request.validate import site_notes
+from qsgd_hpc.jobs.request.prepare import prepare
+from qsgd_hpc.jobs.request.validate import default_stop_before, site_notes
 from qsgd_hpc.jobs.schedulers import scheduler
 from qsgd_hpc.jobs.schedulers.command import UnconfirmedError, mark
 from qsgd_hpc.jobs.schedulers.progress import SETTLE_S
