@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -24,46 +25,6 @@ from qsgd_hpc.launch.cluster import parse as parse_network
 
 __all__ = ["build"]
 
-# Profile keys that are fields of Site with the same name; those of _WORDS become tuples.
-_PLAIN = (
-    "embedded_default",
-    "generic",
-    "retired",
-    "nodes",
-    "no_export",
-    "live_limits",
-    "shell",
-    "python",
-    "ranks_per_node",
-    "queue_kind",
-    "account_suffix",
-    "meeting_address",
-    "proxy",
-)
-_WORDS = (
-    "login_hosts",
-    "filesystems",
-    "required",
-    "directives",
-    "setup",
-    "notes",
-    "left_out",
-    "local_rank_variables",
-)
-_QUEUE_PLAIN = (
-    "via",
-    "auto",
-    "note",
-    "unit",
-    "gpus",
-    "cores",
-    "partition",
-    "qos",
-    "array_at_once",
-    "chain",
-    "preemptible",
-)
-
 
 def build(name: str, data: Mapping[str, Any]) -> Site:
     """Convert checked profile data (see schema.py) to a :class:`Site`."""
@@ -74,12 +35,8 @@ def build(name: str, data: Mapping[str, Any]) -> Site:
     )
     if gpu:
         gpu["order"] = _strings(gpu["order"])
-    plain: dict[str, Any] = {key: data[key] for key in _PLAIN if key in data}
-    words: dict[str, Any] = {key: tuple(data[key]) for key in _WORDS if key in data}
     return Site(
         name=name,
-        description=data["description"],
-        scheduler=data["scheduler"],
         launcher_argv=tuple(data["launcher"]["argv"]),
         launcher_label=tuple(data["launcher"].get("label", ())),
         launcher_mpi=data["launcher"].get("mpi", ""),
@@ -112,9 +69,18 @@ def build(name: str, data: Mapping[str, Any]) -> Site:
             )
             for key, value in data.get("libraries", {}).items()
         ),
-        **plain,
-        **words,
+        **_plain(data, Site, "network"),
     )
+
+
+def _plain(data: Mapping[str, Any], kind: type[Site | Queue], left_out: str) -> dict[str, Any]:
+    """Return the texts, numbers and lists whose keys are fields of a dataclass, except one."""
+    fields = {field.name for field in dataclasses.fields(kind)} - {left_out}
+    return {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in data.items()
+        if key in fields and not isinstance(value, dict)
+    }
 
 
 def _strings(values: Iterable[Any]) -> tuple[str, ...]:
@@ -162,13 +128,10 @@ def _network(data: Mapping[str, Any]) -> Network:
 
 def _queue(name: str, data: Mapping[str, Any]) -> Queue:
     least, most = data["walltime"]
-    plain: dict[str, Any] = {key: data[key] for key in _QUEUE_PLAIN if key in data}
     return Queue(
         name=name,
-        nodes=(data["nodes"][0], data["nodes"][1]),
         walltime_min=(minutes(least), minutes(most)),
-        routes=tuple(data.get("routes", ())),
         bins=tuple(Bin((low, high), minutes(most)) for low, high, most in data.get("bins", ())),
         limits={key: data[key] for key in LIMITS if key in data},
-        **plain,
+        **_plain(data, Queue, "bins"),
     )
