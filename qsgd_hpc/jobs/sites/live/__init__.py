@@ -6,14 +6,16 @@ Values that it does not report are None or empty.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeVar, cast
 
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.schedulers.command import ask
 
-__all__ = ["ASKED", "Live", "LiveQueue", "answer_of", "look", "together"]
+__all__ = ["ASKED", "Live", "LiveQueue", "answer_of", "look", "together", "tried"]
+
+T = TypeVar("T")
 
 # The schedulers that can be queried, and a command of each that exists where it is installed.
 ASKED = {"pbs": "qstat", "slurm": "scontrol"}
@@ -76,6 +78,15 @@ def answer_of(argv: Sequence[str]) -> str:
         said = " ".join((answer.err or answer.out).split()) or f"exit code {answer.code}"
         raise LaunchError(f"`{' '.join(argv)}` gave no answer: {said}")
     return answer.out
+
+
+def tried(query: Callable[[], T], otherwise: T, unanswered: list[str]) -> T:
+    """Return the result of a query; if it has no answer, another value, and record the error."""
+    try:
+        return query()
+    except LaunchError as error:
+        unanswered.append(str(error))
+        return otherwise
 
 
 def look(scheduler: str) -> Live:
