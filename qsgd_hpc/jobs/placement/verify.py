@@ -13,8 +13,7 @@ from rich.text import Text
 from qsgd_hpc.jobs.model import Job, JobRequest
 from qsgd_hpc.jobs.placement.faults import Fault, job_faults, node_faults, unbound
 from qsgd_hpc.jobs.placement.picture import WIDTH, alike, draw, draw_node, to_ascii
-from qsgd_hpc.jobs.placement.places import parse_places
-from qsgd_hpc.jobs.placement.seats import Node, expected
+from qsgd_hpc.jobs.placement.seats import Node, expected, parse_places
 from qsgd_hpc.jobs.script.render import known_launcher
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.launch import place
