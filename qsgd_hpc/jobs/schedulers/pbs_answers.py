@@ -89,8 +89,10 @@ class Qstat(dict[str, Progress]):
 
     def why_unclear(self, key: str) -> str:
         """Return why the state of a job, or of one of its tasks, is unclear; empty if clear."""
-        hidden = (why for one, why in self.unclear.items() if one == key or _is_task(key, one))
-        return next(hidden, "")
+        for one, why in self.unclear.items():
+            if one == key or _task_of(key, one) is not None:
+                return why
+        return ""
 
 
 def _task_of(key: str, one: str) -> int | None:
@@ -100,10 +102,6 @@ def _task_of(key: str, one: str) -> int | None:
         return None
     match = re.fullmatch(rf"{re.escape(head)}\[([0-9]+)\]{re.escape(server)}", one)
     return int(match[1]) if match else None
-
-
-def _is_task(key: str, one: str) -> bool:
-    return _task_of(key, one) is not None
 
 
 def parse_qstat(answer: Answer) -> Qstat:
