@@ -18,11 +18,10 @@ from qsgd_hpc.jobs import sites as profiles
 from qsgd_hpc.jobs.commands.columns import Column, fitting_table, screen
 from qsgd_hpc.jobs.commands.submit_options import as_json_option
 from qsgd_hpc.jobs.sites import live
-from qsgd_hpc.jobs.sites.build import build
 from qsgd_hpc.jobs.sites.check import Report, examine
 from qsgd_hpc.jobs.sites.draft import new_profile
 from qsgd_hpc.jobs.sites.merge import Merged, dotted, merged, unconfirmed
-from qsgd_hpc.jobs.sites.profile import Library, Network, Queue, Site
+from qsgd_hpc.jobs.sites.profile import Library, Network, Queue, Site, build
 from qsgd_hpc.jobs.sites.queues import limit_words, remark
 from qsgd_hpc.jobs.sites.sources import package_faults, sources
 from qsgd_hpc.jobs.words import clock, counted, listing

@@ -10,11 +10,10 @@ from typing import Any
 
 from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs.sites import live
-from qsgd_hpc.jobs.sites.build import build
 from qsgd_hpc.jobs.sites.choice import Host, is_login_host, load
 from qsgd_hpc.jobs.sites.live import Live, LiveQueue
 from qsgd_hpc.jobs.sites.merge import Merged, dotted, merged, unconfirmed
-from qsgd_hpc.jobs.sites.profile import Queue, Site
+from qsgd_hpc.jobs.sites.profile import Queue, Site, build
 from qsgd_hpc.jobs.sites.sources import names
 from qsgd_hpc.jobs.sites.yaml_lines import Path
 from qsgd_hpc.jobs.words import clock, listing
