@@ -22,8 +22,8 @@ from qsgd_hpc.jobs.commands.submit_options import (
     submit_options,
 )
 from qsgd_hpc.jobs.model import Job, JobRequest
-from qsgd_hpc.jobs.request.mpi_fit import WARNING
 from qsgd_hpc.jobs.request.prepare import prepare
+from qsgd_hpc.jobs.request.python_fit import WARNING
 from qsgd_hpc.launch.options import bits_variables
 
 __all__ = ["resubmit", "submit"]

@@ -15,9 +15,8 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.request import mpi_fit
 from qsgd_hpc.jobs.request.dependencies import after_faults
-from qsgd_hpc.jobs.request.package_fit import noted, package_faults
+from qsgd_hpc.jobs.request.python_fit import fit_launcher, noted, package_faults
 from qsgd_hpc.jobs.request.validate import (
     choice_faults,
     complete,
@@ -82,7 +81,7 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
         trial(network, filled.nodes)
     site = site.at(filled.queue)
     if sites.serves(site.scheduler):
-        site = mpi_fit.look(filled, site)
+        site = fit_launcher(filled, site)
     return filled, site if dry_run else noted(filled, site)
 
 
