@@ -86,6 +86,20 @@ class Node:
         found = (domain for domain in self.domains if names & set(domain.gpus))
         return next((domain for domain in found if domain.number is not None), None)
 
+    def is_far(self, seat: Seat) -> bool:
+        """Return whether a rank has no core in the domain of its GPU; False if unknown."""
+        home = self.home(seat.gpu)
+        return home is not None and bool(seat.cpus) and not home.cpus & seat.cpus
+
+    def is_crowded(self, seat: Seat) -> bool:
+        """Return whether a rank has more OpenMP threads than cores; False if unknown."""
+        return bool(seat.cpus) and (seat.omp_threads or 0) > len(self.cores(seat.cpus))
+
+    @property
+    def is_unbound(self) -> bool:
+        """Whether several ranks may all run on the same cores."""
+        return len(self.seats) > 1 and len({seat.cpus for seat in self.seats}) == 1
+
     def around(self, cpus: frozenset[int]) -> tuple[Domain, ...]:
         """Return the domains of these hardware threads."""
         return tuple(domain for domain in self.domains if domain.cpus & cpus)
