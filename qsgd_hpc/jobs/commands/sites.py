@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -49,7 +48,7 @@ def list_sites(as_json: bool) -> None:
         click.echo(json.dumps([asdict(row) for row in rows], indent=2))
     else:
         console = screen()
-        console.print(_table(rows, console.width))
+        console.print(fitting_table(_COLUMNS, [*map(_texts, rows)], console.width))
     for fault in package_faults():
         click.echo(f"qsgd-hpc: {fault}", err=True)
 
@@ -176,23 +175,16 @@ def _row(name: str, here: str | None) -> _Row:
     )
 
 
-def _table(rows: Sequence[_Row], width: int) -> Table:
-    """Return the table that `sites list` prints, for a terminal of this width."""
-    texts = [_texts(row) for row in rows]
-    titles = ("", "site", "scheduler", "queues", "GPUs", "to verify", "from", "what it is")
-    value = {"queues": 3, "GPUs": 4, "to verify": 2, "from": 1}
-    columns = [
-        Column(
-            title,
-            [row[i] for row in texts],
-            least=24 if title == "what it is" else None,
-            value=value.get(title),
-            wraps=title == "what it is",
-            right=title in ("queues", "GPUs", "to verify"),
-        )
-        for i, title in enumerate(titles)
-    ]
-    return fitting_table(columns, width)
+_COLUMNS = (
+    Column(""),
+    Column("site"),
+    Column("scheduler"),
+    Column("queues", value=3, right=True),
+    Column("GPUs", value=4, right=True),
+    Column("to verify", value=2, right=True),
+    Column("from", value=1),
+    Column("what it is", least=24, wraps=True),
+)
 
 
 def _texts(row: _Row) -> tuple[Text, ...]:
