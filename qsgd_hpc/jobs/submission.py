@@ -278,7 +278,7 @@ def _forget(job: Job) -> None:
     """Remove the record and the key of a job that never ran."""
     registry.remove(job)
     if job.request.key:
-        _release_key(job.request.key)
+        _key_path(job.request.key).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -359,11 +359,6 @@ def _discard_key(path: Path) -> None:
         with contextlib.suppress(FileExistsError):
             os.link(aside, path)
     aside.unlink()
-
-
-def _release_key(key: str) -> None:
-    """Release the key, because the scheduler refused its job."""
-    _key_path(key).unlink(missing_ok=True)
 
 
 def _key_path(key: str) -> Path:

@@ -188,16 +188,12 @@ def _stamp(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def _known(job: Job) -> str:
-    """Return the time of the scheduler's last answer."""
-    return "its submission" if job.known_at is None else _stamp(job.known_at)
-
-
 def silence_words(job: Job) -> str:
     """Return the time of a state and why there is no newer one; empty if the state is current."""
     if not job.progress.silence:
         return ""
-    return f"as of {_known(job)}; {job.progress.silence}"
+    at = "its submission" if job.known_at is None else _stamp(job.known_at)
+    return f"as of {at}; {job.progress.silence}"
 
 
 def _ran(job: Job) -> str:
