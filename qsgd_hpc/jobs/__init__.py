@@ -8,20 +8,10 @@
     print(jobs.output(job.id).read_text())
 """
 
-from qsgd_hpc.jobs.api import (
-    cancel,
-    chain,
-    get,
-    list_jobs,
-    output,
-    render,
-    resubmit,
-    stop,
-    submit,
-    submit_all,
-    wait,
-)
+from qsgd_hpc.jobs.current import cancel, chain, get, list_jobs, output, stop
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState, Progress
+from qsgd_hpc.jobs.submission import render, resubmit, submit, submit_all
+from qsgd_hpc.jobs.waiting import wait
 
 __all__ = [
     "Job",

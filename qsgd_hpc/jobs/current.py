@@ -1,18 +1,30 @@
-"""Current states of jobs: reads the records, queries the schedulers, updates the records."""
+"""Current states of jobs, from their records and schedulers, and requests to end jobs."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from qsgd_hpc.errors import UsageError
+from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs.model import Job, JobState, Progress
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.records.events import with_own_record
 from qsgd_hpc.jobs.schedulers import scheduler
 
-__all__ = ["chain", "continued_by", "damaged", "get", "list_jobs", "load_all", "refreshed"]
+__all__ = [
+    "cancel",
+    "chain",
+    "continued_by",
+    "damaged",
+    "get",
+    "list_jobs",
+    "load_all",
+    "output",
+    "refreshed",
+    "stop",
+]
 
 
 def get(job_id: str) -> Job:
@@ -109,3 +121,53 @@ def continued_by(job: Job) -> Job | None:
             after.append(other)
     failed = (JobState.FAILED, JobState.CANCELLED, JobState.LOST)
     return next((other for other in refreshed(after) if other.state not in failed), None)
+
+
+def cancel(job_id: str) -> Job:
+    """Cancel a job, all its processes, and the waiting parts of its chain.
+
+    A job that has ended is not changed.
+
+    Raises:
+        UsageError: the job does not exist.
+        LaunchError: the scheduler refused, or it may still accept the job.
+    """
+    job = get(job_id)
+    for part in reversed(chain(job_id)):
+        if not part.state.final:
+            scheduler(part.scheduler).cancel(part)
+    if not job.state.final:
+        scheduler(job.scheduler).cancel(job)
+    job = get(job_id)
+    if not job.state.ended and job.progress.scheduler_id is None and job.scheduler != "local":
+        raise LaunchError(
+            "its scheduler has not confirmed it and does not list it, but may still accept it."
+        )
+    return job
+
+
+def stop(job_id: str) -> Job:
+    """Ask a job to stop at its next checkpoint: ``should_stop()`` becomes true in its script.
+
+    Tasks of an array that have not started end as STOPPED without running the script, unless the
+    job is requeued automatically.
+
+    Raises:
+        UsageError: the job does not exist or is not running.
+    """
+    job = get(job_id)
+    if job.state is not JobState.RUNNING:
+        raise UsageError(
+            f"{job.id} is {job.state.value}; only a running job can stop at a checkpoint. To "
+            f"end a waiting job, use `qsgd-hpc cancel {job.id}`."
+        )
+    tasks = [job.directory / f"task-{n}" for n in range(len(job.request.tasks))]
+    for folder in (job.directory, *tasks):  # the array first: no other task starts
+        if folder.is_dir():
+            registry.write_file(folder / "stop", "")
+    return job
+
+
+def output(job_id: str) -> Path:
+    """Return the file with the output of all ranks; it does not exist before the job starts."""
+    return registry.load(job_id).log_path

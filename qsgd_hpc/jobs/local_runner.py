@@ -99,8 +99,11 @@ def _run_in_turn(job: Job) -> None:
     progress = Progress()
     try:
         with _turn(job):
-            failed = unmet(job)
-            progress = _not_run(failed) if failed else _run(job)
+            if failed := unmet(job):
+                why = f"{failed}, on which it depends, did not complete"
+                progress = Progress(JobState.CANCELLED, why=why)
+            else:
+                progress = _run(job)
     except _Cancelled:
         progress = Progress(JobState.CANCELLED, why="cancelled before it started")
     except Exception as error:
@@ -109,10 +112,6 @@ def _run_in_turn(job: Job) -> None:
     finally:
         signal.signal(signal.SIGTERM, _ignore)
         _record_end(job, dataclasses.replace(progress, ended_at=time.time()))
-
-
-def _not_run(failed: str) -> Progress:
-    return Progress(JobState.CANCELLED, why=f"{failed}, on which it depends, did not complete")
 
 
 def _record_end(job: Job, progress: Progress) -> None:

@@ -9,37 +9,49 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from qsgd_hpc._notices import tell
 from qsgd_hpc.errors import LaunchError, UsageError
-from qsgd_hpc.jobs.current import chain, get
+from qsgd_hpc.jobs.current import chain, continued_by, get
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState
+from qsgd_hpc.jobs.processes import alive
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.records.events import read_events
 from qsgd_hpc.jobs.request.dependencies import dependencies
 from qsgd_hpc.jobs.request.prepare import prepare
-from qsgd_hpc.jobs.request.validate import site_notes
+from qsgd_hpc.jobs.request.validate import default_stop_before, site_notes
 from qsgd_hpc.jobs.schedulers import scheduler
 from qsgd_hpc.jobs.schedulers.command import UnconfirmedError, mark
 from qsgd_hpc.jobs.schedulers.progress import SETTLE_S
 from qsgd_hpc.jobs.script.render import Place, Tools, render_script
 from qsgd_hpc.jobs.sites.profile import Site
+from qsgd_hpc.launch.schedulers import SCHEDULERS
 
-__all__ = ["render", "submit", "submit_again"]
+__all__ = ["render", "resubmit", "submit", "submit_all"]
 
 ASK_AGAIN_S = 2.0
 
 
-def submit(
+def submit(request: JobRequest) -> Job:
+    """Check, render, register and submit a job, or all parts of a chain; return the first.
+
+    Raises:
+        UsageError, LaunchError, KeyboardInterrupt: as :func:`submit_all`.
+    """
+    return submit_all(request)[0]
+
+
+def submit_all(
     request: JobRequest,
     tell: Callable[[str], object] = lambda _note: None,
     known: Callable[[Job], object] = lambda _job: None,
 ) -> list[Job]:
-    """Submit a request; several jobs if it is a chain, in the order of execution.
+    """Like :func:`submit`, but return all parts of a chain, in the order of execution.
 
     Args:
         request: the job.
@@ -47,8 +59,8 @@ def submit(
         known: called with each job that another submission with the same key has created.
     Raises:
         UsageError: all faults of the request, one per line.
-        LaunchError: the scheduler refused a job; earlier parts of the chain are cancelled, and the
-            message reports the result for each.
+        LaunchError: the scheduler refused a job, which does not stay registered; earlier parts of
+            the chain are cancelled, and the message reports the result for each.
         KeyboardInterrupt: Ctrl-C during the submission, which is completed first.
     """
     filled, site = prepare(request, dry_run=False)
@@ -85,11 +97,57 @@ def _submit_part(
     return _submit_once(request, site, previous=previous)
 
 
-def submit_again(job: Job, request: JobRequest) -> Job:
-    """Submit the request of an ended job again, as its continuation."""
+def resubmit(job_id: str, changes: Mapping[str, Any] | None = None, *, force: bool = False) -> Job:
+    """Submit a job again after it has ended; its script resumes from the last checkpoint.
+
+    Nodes whose failure ended the job are excluded if the scheduler supports it.
+
+    Args:
+        job_id: a job that has ended.
+        changes: changed fields of :class:`JobRequest`, such as ``walltime_min``.
+        force: submit even if the job is complete, its script still runs, or another one
+            continues it.
+
+    Raises:
+        UsageError: there is no such job, there is nothing to continue, or the changed request is
+            faulty.
+        LaunchError: the scheduler refused the job.
+    """
+    job = get(job_id)
+    if fault := None if force and job.state.ended else _resubmit_fault(job):
+        raise UsageError(fault)
+    fresh: dict[str, Any] = {"key": None, "after": (), "chain": 1}
+    if SCHEDULERS[job.scheduler].excludes:
+        fresh["exclude"] = tuple(dict.fromkeys((*job.request.exclude, *job.progress.bad_nodes)))
+    before, walltime_min = job.request.stop_before_min, job.request.walltime_min
+    if walltime_min is not None and before == default_stop_before(walltime_min):
+        fresh["stop_before_min"] = None  # not chosen by the user: that of the new walltime
+    request = dataclasses.replace(job.request, **{**fresh, **(changes or {})})
     filled, site = prepare(request, dry_run=False)
     with _interrupts_deferred():
         return _submit_once(filled, site, resumes=job)[0]
+
+
+def _resubmit_fault(job: Job) -> str | None:
+    """Return why a job should not be submitted again, with the remedy, or None."""
+    if not job.state.ended:
+        return (
+            f"{job.id} is {job.state.value}, so there is nothing to resubmit yet. Cancel it first "
+            f"(`qsgd-hpc cancel {job.id}`), or wait for its end."
+        )
+    if job.state is JobState.COMPLETED:
+        return f"{job.id} is COMPLETED, so nothing is left to do. Use --force to run it again."
+    if job.state is JobState.LOST and alive(job.progress.pid, job.progress.identity):
+        return (
+            f"the script of {job.id} still runs; two trainings would write the same checkpoint. "
+            f"End it with `qsgd-hpc cancel {job.id}`, or use --force."
+        )
+    if other := continued_by(job):
+        return (
+            f"{other.id} ({other.state.value}) continues {job.id}; two trainings would write "
+            f"the same checkpoint. See `qsgd-hpc status {other.id}`, or use --force."
+        )
+    return None
 
 
 def _submit_once(
@@ -238,7 +296,7 @@ def _forget(job: Job) -> None:
     """Remove the record and the key of a job that never ran."""
     registry.remove(job)
     if job.request.key:
-        _release_key(job.request.key)
+        _key_path(job.request.key).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -319,11 +377,6 @@ def _discard_key(path: Path) -> None:
         with contextlib.suppress(FileExistsError):
             os.link(aside, path)
     aside.unlink()
-
-
-def _release_key(key: str) -> None:
-    """Release the key, because the scheduler refused its job."""
-    _key_path(key).unlink(missing_ok=True)
 
 
 def _key_path(key: str) -> Path:

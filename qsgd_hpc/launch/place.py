@@ -3,7 +3,7 @@
 ``submit --verify-pinning`` starts this file by its path on every rank, instead of the program, so
 it uses the standard library only, and ``python -I -S`` starts it in about 20 ms. It prints one
 line, MARK and a JSON object, in one write, so that it does not mix with other ranks' lines.
-``qsgd_hpc.jobs.placement.places`` reads the lines from the job's log. Values that cannot be
+``qsgd_hpc.jobs.placement.seats`` reads the lines from the job's log. Values that cannot be
 determined are absent or null: a tool that is missing, fails or hangs is not an error.
 
 Usage: place.py [--local-rank NAME]... [--launcher NAME] [--show NAME]...

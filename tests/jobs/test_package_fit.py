@@ -14,7 +14,7 @@ from qsgd_hpc import jobs
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.request.package_fit import noted, package_faults
+from qsgd_hpc.jobs.request.python_fit import noted, package_faults
 from tests.jobs.fake_schedulers import Fakes, fakes
 
 __all__ = ["fakes"]

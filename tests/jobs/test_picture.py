@@ -19,8 +19,7 @@ from rich.console import Console
 from qsgd_hpc.jobs.model import Job, JobRequest
 from qsgd_hpc.jobs.placement.faults import job_faults, node_faults
 from qsgd_hpc.jobs.placement.picture import draw
-from qsgd_hpc.jobs.placement.places import parse_places
-from qsgd_hpc.jobs.placement.seats import Domain, Node, Seat, expected
+from qsgd_hpc.jobs.placement.seats import Domain, Node, Seat, expected, parse_places
 from qsgd_hpc.jobs.placement.verify import pinning_preview, pinning_report, pinning_request
 from qsgd_hpc.jobs.request.validate import fill
 from qsgd_hpc.jobs.sites.profile import Cpu, Site

@@ -19,7 +19,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.request.validate import fill
-from qsgd_hpc.jobs.script.pinning import render_wrapper
+from qsgd_hpc.jobs.script.render import render_wrapper
 from qsgd_hpc.jobs.sites.profile import Cpu, Gpu, Nic, Site
 from qsgd_hpc.launch.place import LAUNCHERS
 from tests.jobs.pinning_sites import EIGHT_GCDS, FOUR_GPUS, SITES, TWELVE_TILES

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.request.prepare import complete
-from qsgd_hpc.jobs.request.validate import fill
+from qsgd_hpc.jobs.request.validate import complete, fill
 from qsgd_hpc.jobs.script.render import Place, Tools, render_script
 from qsgd_hpc.jobs.sites.profile import Site
 

@@ -15,7 +15,7 @@ from qsgd_hpc.jobs.model import JobState as S
 from qsgd_hpc.jobs.model import Progress
 from qsgd_hpc.jobs.schedulers import pbs, slurm
 from qsgd_hpc.jobs.schedulers.command import HUNG, Answer, UnconfirmedError, ask, refusal
-from qsgd_hpc.jobs.schedulers.pbs_answers import array_progress, parse_qstat
+from qsgd_hpc.jobs.schedulers.pbs import array_progress, parse_qstat
 from qsgd_hpc.jobs.schedulers.progress import aggregate
 from qsgd_hpc.jobs.schedulers.slurm_answers import hosts, parse_sacct, parse_squeue
 from tests.jobs.fake_schedulers import FIXTURES

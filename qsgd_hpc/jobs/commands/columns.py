@@ -25,7 +25,7 @@ def screen() -> Console:
 
 @dataclass(frozen=True)
 class Column:
-    """One column and its cells.
+    """One column of a table.
 
     Attributes:
         least: the least width in terminal columns; None: it cannot be shortened.
@@ -35,50 +35,42 @@ class Column:
     """
 
     title: str
-    cells: Sequence[Text]
     least: int | None = None
     value: int | None = None
     wraps: bool = False
     right: bool = False
 
-    @property
-    def natural(self) -> int:
-        """Its full width in terminal columns."""
-        return max(Text(self.title).cell_len, *(c.cell_len for c in self.cells), 0)
 
-    @property
-    def shortest(self) -> int:
-        """Its least width in terminal columns."""
-        return self.natural if self.least is None else min(self.least, self.natural)
-
-
-def fitting_table(columns: Sequence[Column], width: int) -> Table:
+def fitting_table(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> Table:
     """Return a table with at most this width in terminal columns.
 
     Columns are shortened, from the last to the first; if that is not enough, columns are omitted,
     and the remaining ones are wrapped.
     """
-    shown = list(columns)
-    while sum(c.shortest + GAP for c in shown) - GAP > width:
-        optional = [c for c in shown if c.value is not None]
+    full, least = {}, {}
+    for i, column in enumerate(columns):
+        full[i] = max([Text(column.title).cell_len, *(row[i].cell_len for row in rows)])
+        least[i] = full[i] if column.least is None else min(column.least, full[i])
+    shown = list(full)
+    while sum(least[i] + GAP for i in shown) - GAP > width:
+        optional = [i for i in shown if columns[i].value is not None]
         if not optional:
             break
-        shown.remove(min(optional, key=lambda c: c.value or 0))
-    over = sum(c.natural + GAP for c in shown) - GAP - width
+        shown.remove(min(optional, key=lambda i: columns[i].value or 0))
+    over = sum(full[i] + GAP for i in shown) - GAP - width
+    given = {}
+    for i in reversed(shown):
+        given[i] = full[i] - min(max(0, over), full[i] - least[i])
+        over -= full[i] - given[i]
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
-    widths: list[int] = []
-    for column in reversed(shown):
-        cut = min(max(0, over), column.natural - column.shortest)
-        over -= cut
-        widths.append(column.natural - cut)
-    for column, given in zip(shown, reversed(widths), strict=True):
+    for i in shown:
         table.add_column(
-            column.title,
-            justify="right" if column.right else "left",
-            width=None if over > 0 else given,
-            no_wrap=over <= 0 and not column.wraps,
+            columns[i].title,
+            justify="right" if columns[i].right else "left",
+            width=None if over > 0 else given[i],
+            no_wrap=over <= 0 and not columns[i].wraps,
             overflow="ellipsis" if over <= 0 else "fold",
         )
-    for cells in zip(*(c.cells for c in shown), strict=True):
-        table.add_row(*cells)
+    for row in rows:
+        table.add_row(*(row[i] for i in shown))
     return table

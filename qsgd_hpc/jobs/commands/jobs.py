@@ -14,11 +14,10 @@ import click
 
 from qsgd_hpc._notices import muted
 from qsgd_hpc.errors import EXIT_RESUBMIT, LaunchError, UsageError
-from qsgd_hpc.jobs import api
+from qsgd_hpc.jobs import current, waiting
 from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.commands.columns import screen
 from qsgd_hpc.jobs.commands.submit_options import Walltime, as_json_option
-from qsgd_hpc.jobs.current import damaged, load_all
 from qsgd_hpc.jobs.inside import refuse_standstill
 from qsgd_hpc.jobs.model import Job, JobState
 from qsgd_hpc.jobs.records import registry
@@ -39,11 +38,11 @@ def status(job_id: str | None, as_json: bool) -> None:
 
     Exit code 4: the scheduler does not answer; the state shown is the last known one.
     """
-    job = api.get(job_id or _newest())
+    job = current.get(job_id or _newest())
     if as_json:
         _print_json(view.as_json(job))
     else:
-        after = api.continued_by(job) if job.state.ended else None
+        after = current.continued_by(job) if job.state.ended else None
         click.echo("\n".join(view.status_lines(job, after)))
     if job.progress.silence:
         sys.exit(SILENT)
@@ -58,7 +57,7 @@ def status(job_id: str | None, as_json: bool) -> None:
 @click.option("--task", type=int, help="Print the output of one task of an array.")
 def logs(job_id: str | None, following: bool, rank: int | None, task: int | None) -> None:
     """Print the output of all ranks of job ID (default: the newest)."""
-    job = api.get(job_id or _newest())
+    job = current.get(job_id or _newest())
     path = _log_of(job, task)
     if not path.exists() and not following:
         click.echo(view.no_output_words(job, path), err=True)
@@ -84,14 +83,14 @@ def follow(
     output = Output(path or job.log_path, rank, job.request.ranks)
     if not once:
         refuse_standstill([job])
-    patience = api.Patience()
+    patience = waiting.Patience()
     patience.begin([job])
     while not once and not job.state.ended:
         time.sleep(FOLLOW_S)
         if patience.over():
             patience.begin([job])
             with muted(bool(job.progress.silence)):
-                job = api.get(job.id)
+                job = current.get(job.id)
         output.print_new()
     # Print the lines written between the last check and the end.
     output.print_new(last=True)
@@ -120,10 +119,12 @@ def wait(job_ids: tuple[str, ...], timeout: float | None, as_json: bool) -> None
     ended otherwise; 3: timeout; 4: timeout while the scheduler did not answer.
     """
     timeout_s = None if timeout is None else timeout * 60
-    parts = (part for job_id in job_ids for part in (job_id, *(j.id for j in api.chain(job_id))))
+    parts = (
+        part for job_id in job_ids for part in (job_id, *(j.id for j in current.chain(job_id)))
+    )
     job_ids = tuple(dict.fromkeys(parts))
     try:
-        jobs = api.wait(job_ids, timeout_s, on_change=None if as_json else _report)
+        jobs = waiting.wait(job_ids, timeout_s, on_change=None if as_json else _report)
     except KeyboardInterrupt:
         click.echo("stopped waiting; the jobs continue", err=True)
         sys.exit(130)
@@ -166,13 +167,13 @@ def cancel(job_ids: tuple[str, ...], at_checkpoint: bool) -> None:
     faults, failed = [], []
     for job_id in job_ids:
         try:
-            before = api.get(job_id)
+            before = current.get(job_id)
             if at_checkpoint:
-                array = api.stop(job_id).request.array
+                array = current.stop(job_id).request.array
                 rest = "; its tasks that have not started will not run" if array else ""
                 click.echo(f"{job_id} asked to stop at its next checkpoint{rest}")
                 continue
-            job = api.cancel(job_id)
+            job = current.cancel(job_id)
         except UsageError as error:
             faults.append(str(error))
             continue
@@ -199,7 +200,7 @@ def list_jobs(as_json: bool) -> None:
 
     Exit code 4: a scheduler does not answer; the last known state of its jobs is shown.
     """
-    jobs = api.list_jobs()[::-1]
+    jobs = current.list_jobs()[::-1]
     if as_json:
         _print_json([view.as_json(job) for job in jobs])
     elif jobs:
@@ -207,7 +208,7 @@ def list_jobs(as_json: bool) -> None:
         console.print(view.table(jobs, console.width))
     else:
         click.echo("no jobs yet; submit one with `qsgd-hpc submit train.py`", err=True)
-    if bad := damaged(jobs):
+    if bad := current.damaged(jobs):
         click.echo(
             f"qsgd-hpc: not shown, because the record is damaged: {', '.join(bad)}. "
             f"See `qsgd-hpc status {bad[0]}`.",
@@ -218,7 +219,7 @@ def list_jobs(as_json: bool) -> None:
 
 
 def _newest() -> str:
-    jobs = load_all(registry.ids())
+    jobs = current.load_all(registry.ids())
     if not jobs:
         raise UsageError("no jobs yet. Submit one with `qsgd-hpc submit train.py`.")
     return jobs[-1].id

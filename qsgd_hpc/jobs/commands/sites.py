@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import click
+from rich.table import Table
+from rich.text import Text
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites as profiles
-from qsgd_hpc.jobs.commands import sites_view
-from qsgd_hpc.jobs.commands.columns import screen
+from qsgd_hpc.jobs.commands.columns import Column, fitting_table, screen
+from qsgd_hpc.jobs.commands.submit_options import as_json_option
 from qsgd_hpc.jobs.sites import live
-from qsgd_hpc.jobs.sites.check import examine
+from qsgd_hpc.jobs.sites.check import Report, examine
 from qsgd_hpc.jobs.sites.draft import new_profile
-from qsgd_hpc.jobs.sites.merge import merged, unconfirmed
+from qsgd_hpc.jobs.sites.merge import Merged, dotted, merged, unconfirmed
+from qsgd_hpc.jobs.sites.profile import Library, Network, Queue, Site, build
+from qsgd_hpc.jobs.sites.queues import limit_words, remark
 from qsgd_hpc.jobs.sites.sources import package_faults, sources
+from qsgd_hpc.jobs.words import clock, counted, listing
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = ["sites"]
-
-_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 @click.group("sites")
@@ -35,22 +40,22 @@ def sites() -> None:
 
 
 @sites.command("list")
-@_AS_JSON
+@as_json_option
 def list_sites(as_json: bool) -> None:
     """List all profiles and mark the one in use here."""
     here = _here()
-    rows = [sites_view.row(name, here) for name in profiles.names()]
+    rows = [_row(name, here) for name in profiles.names()]
     if as_json:
-        click.echo(json.dumps([row.as_json() for row in rows], indent=2))
+        click.echo(json.dumps([asdict(row) for row in rows], indent=2))
     else:
         console = screen()
-        console.print(sites_view.table(rows, console.width))
+        console.print(fitting_table(_COLUMNS, [*map(_texts, rows)], console.width))
     for fault in package_faults():
         click.echo(f"qsgd-hpc: {fault}", err=True)
 
 
 @sites.command("show")
-@_AS_JSON
+@as_json_option
 @click.argument("name", required=False)
 def show_site(name: str | None, as_json: bool) -> None:
     """Show the queues, the notes and the YAML files of profile NAME.
@@ -59,16 +64,16 @@ def show_site(name: str | None, as_json: bool) -> None:
     """
     name = name or profiles.choose(None).name
     if as_json:
-        click.echo(json.dumps(sites_view.profile_json(merged(name)), indent=2))
+        click.echo(json.dumps(_profile_json(merged(name)), indent=2))
         return
-    click.echo("\n".join(sites_view.site_lines(profiles.load(name))))
+    click.echo("\n".join(_site_lines(profiles.load(name))))
     for source in sources(name):
         click.echo(f"\n# --- {source.where}\n{source.text}", nl=False)
 
 
 @sites.command("check")
 @click.option("--no-machine", is_flag=True, help="Check the files only; query no scheduler.")
-@_AS_JSON
+@as_json_option
 @click.argument("name", required=False)
 def check_site(name: str | None, no_machine: bool, as_json: bool) -> None:
     """Check profile NAME. Default: the one in use here, or all if there is no scheduler.
@@ -85,9 +90,9 @@ def check_site(name: str | None, no_machine: bool, as_json: bool) -> None:
         click.echo(json.dumps([report.as_json() for report in reports], indent=2))
     else:
         for report in reports:
-            click.echo("\n".join(sites_view.report_lines(report)))
+            click.echo("\n".join(_report_lines(report)))
             if report.differs:
-                screen().print(sites_view.differences_table(report))
+                screen().print(_differences_table(report))
                 own = env.home() / "sites" / f"{report.name}.yaml"
                 click.echo(f"  To override a profile that you cannot edit, key by key: {own}")
     for fault in package_faults():
@@ -133,6 +138,161 @@ def _here() -> str | None:
         return profiles.choose(None).name
     except UsageError:
         return None
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One profile in `sites list`. ``fault``: why it cannot be used, or empty."""
+
+    name: str
+    here: bool
+    description: str = ""
+    scheduler: str = ""
+    queues: int = 0
+    gpus: int = 0
+    unconfirmed: int = 0
+    retired: str | None = None
+    layers: tuple[str, ...] = ()
+    fault: str = ""
+
+
+def _row(name: str, here: str | None) -> _Row:
+    """Return the row of a profile, which may be faulty."""
+    layers: tuple[str, ...] = ()
+    try:
+        layers = tuple(source.layer for source in sources(name))
+        found = merged(name)
+    except UsageError as error:
+        return _Row(name, name == here, layers=layers, fault=str(error))
+    site = build(name, found.data)
+    return _Row(
+        name,
+        name == here,
+        site.description,
+        site.scheduler,
+        len(site.queues),
+        site.gpus,
+        len(unconfirmed(found)),
+        site.retired,
+        layers,
+    )
+
+
+_COLUMNS = (
+    Column(""),
+    Column("site"),
+    Column("scheduler"),
+    Column("queues", value=3, right=True),
+    Column("GPUs", value=4, right=True),
+    Column("to verify", value=2, right=True),
+    Column("from", value=1),
+    Column("what it is", least=24, wraps=True),
+)
+
+
+def _texts(row: _Row) -> tuple[Text, ...]:
+    what = "not usable, see `qsgd-hpc sites check`" if row.fault else row.description
+    retired = " (retired)" if row.retired else ""
+    return (
+        Text("*" if row.here else ""),
+        Text(row.name),
+        Text(row.scheduler),
+        *(Text(str(n) if n else "") for n in (row.queues, row.gpus, row.unconfirmed)),
+        Text(", ".join(row.layers)),
+        Text(what + retired, style="red" if row.fault else "dim" if retired else ""),
+    )
+
+
+def _report_lines(report: Report) -> list[str]:
+    """Return the output of `sites check` before the table of differences."""
+    if report.fault:
+        return [f"{report.name}: fault", *(f"  {line}" for line in report.fault.splitlines())]
+    found = len(report.differs)
+    end = f", {found} difference{'s' if found != 1 else ''}" if report.differs else ""
+    lines = [f"{report.name}: files are sound; {report.compared}{end}"]
+    width = max((len(fact) for fact, _ in report.unconfirmed), default=0)
+    return lines + [f"  to verify  {fact:<{width}}  {at}" for fact, at in report.unconfirmed]
+
+
+def _differences_table(report: Report) -> Table:
+    """Return the table of differences, with the line to change."""
+    result = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("fact", "profile", "machine", "change"):
+        result.add_column(column, overflow="fold")
+    for row in report.differs:
+        result.add_row(*(Text(row[key]) for key in ("fact", "profile", "machine", "change")))
+    return result
+
+
+def _site_lines(site: Site) -> list[str]:
+    """Return the output of `sites show` before the profile's text."""
+    lines = [f"{site.name}: {site.description} ({site.scheduler})"]
+    if site.retired:
+        lines.append(f"  retired         {site.retired}")
+    for queue in site.queues.values():
+        lines += _queue_lines(queue)
+    rows = (
+        ("network", _network_words(site.network) if site.network else ""),
+        ("libraries", listing([_library_words(each) for each in site.libraries], "and")),
+        ("limits", limit_words(site.limits)),
+        ("of the day", site.live_limits or ""),
+        ("file systems", ", ".join(site.filesystems)),
+        ("always needed", ", ".join(site.required)),
+    )
+    lines += [f"  {label:<16}{text}" for label, text in rows if text]
+    return lines + [f"  note: {note}" for note in site.notes]
+
+
+def _library_words(library: Library) -> str:
+    return f"{library.name} ({counted(len(library.env), 'variable') if library.use else 'off'})"
+
+
+def _network_words(network: Network) -> str:
+    """Return a network as text, such as 'dragonfly, 2 x 200 Gb/s a node'."""
+    words = ["" if network.topology == "none" else network.topology.replace("_", " ")]
+    words.append(f"{network.nics} x {network.nic_gbps:g} Gb/s per node")
+    if network.dragonfly:
+        shape = network.dragonfly
+        count = f"{shape.groups} groups" if shape.groups else "groups"
+        words.append(f"{count} of {shape.routers} routers with {shape.endpoints} cards each")
+    if network.fat_tree:
+        leaf = network.fat_tree
+        words.append(f"{leaf.leaf_hosts} cards and {leaf.leaf_uplinks} uplinks per leaf")
+    if network.across_us is not None:
+        words.append(f"{network.across_us:g} us")
+    if network.memory_gbs is not None:
+        words.append(f"memory {network.memory_gbs:g} GB/s per node")
+    return ", ".join(word for word in words if word)
+
+
+def _queue_lines(queue: Queue) -> list[str]:
+    least, most = queue.walltime_min
+    extra = f"submit to {queue.via}" if queue.via else remark(queue)
+    first = _range(queue.name, queue.nodes, f"{clock(least)} to {clock(most)}  {extra}")
+    bins = [_range("", each.nodes, f"up to {clock(each.walltime_min)}") for each in queue.bins]
+    return [first, *bins]
+
+
+def _range(name: str, nodes: tuple[int, int], rest: str) -> str:
+    return f"  {name:<16}{f'{nodes[0]} to {nodes[1]} nodes':<20}{rest}".rstrip()
+
+
+def _profile_json(found: Merged) -> dict[str, Any]:
+    """Return a merged profile for --json: its data, and file and line of every value."""
+    values = {dotted(path): str(found.origin(path)) for path in _leaves(found.data, ())}
+    return {
+        "name": found.name,
+        "profile": found.data,
+        "origins": values,
+        "unconfirmed": [dotted(path) for path in unconfirmed(found)],
+    }
+
+
+def _leaves(data: Any, path: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return the paths of values other than mappings; a list is one value."""
+    if not isinstance(data, dict):
+        return [path]
+    return [leaf for key, value in data.items() for leaf in _leaves(value, (*path, key))]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs import api, sites
+from qsgd_hpc.jobs import current, sites, submission, waiting
 from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.commands.submit_options import (
     Submit,
@@ -22,7 +22,8 @@ from qsgd_hpc.jobs.commands.submit_options import (
 )
 from qsgd_hpc.jobs.inside import why_never_ends
 from qsgd_hpc.jobs.model import Job, JobRequest
-from qsgd_hpc.jobs.request.mpi_fit import WARNING
+from qsgd_hpc.jobs.request.prepare import prepare
+from qsgd_hpc.jobs.request.python_fit import WARNING
 from qsgd_hpc.launch.options import bits_variables
 
 __all__ = ["resubmit", "submit"]
@@ -77,12 +78,12 @@ def submit(
     if verify_pinning:
         sys.exit(0 if _verified(request, dry_run) else 1)
     if dry_run:
-        text = api.render(request, _note)
+        text = submission.render(request, _note)
         text = json.dumps({"script": text}) if as_json else text
         click.echo(text.encode("utf-8", "surrogateescape"), nl=as_json)
         return
     known: list[Job] = []
-    jobs = api.submit_all(request, _note, known.append)
+    jobs = submission.submit_all(request, _note, known.append)
     _show(jobs, as_json, watch, is_new=jobs[0] not in known)
 
 
@@ -112,12 +113,12 @@ def _verified(request: JobRequest, dry_run: bool) -> bool:
     from qsgd_hpc.jobs.placement.verify import pinning_preview, pinning_report, pinning_request
 
     console = Console()
-    filled, site = api.prepare(request, dry_run=dry_run)
+    filled, site = prepare(request, dry_run=dry_run)
     if dry_run:
         return pinning_preview(filled, site, console)
-    job = api.submit(pinning_request(request, site))
+    job = submission.submit(pinning_request(request, site))
     click.echo(f"{job.id} submitted to {job.site}; waiting for its ranks", err=True)
-    (ended,) = api.wait([job.id])
+    (ended,) = waiting.wait([job.id])
     return pinning_report(ended, site, console)
 
 
@@ -141,13 +142,13 @@ def resubmit(job_id: str, force: bool, watch: bool, as_json: bool, **options: An
     """
     changes = {key: value for key, value in options.items() if value not in (None, ())}
     if watch:
-        _check_watch(api.get(job_id).request)
+        _check_watch(current.get(job_id).request)
     if "exclude" in changes:
-        old = api.get(job_id)
+        old = current.get(job_id)
         changes["exclude"] = tuple(
             dict.fromkeys((*old.request.exclude, *old.progress.bad_nodes, *changes["exclude"]))
         )
-    _show([api.resubmit(job_id, changes, force=force)], as_json, watch)
+    _show([submission.resubmit(job_id, changes, force=force)], as_json, watch)
 
 
 def _show(jobs: list[Job], as_json: bool, watch: bool, *, is_new: bool = True) -> None:

@@ -33,6 +33,17 @@ _COLOURS = {
     JobState.STOPPED: "blue",
     JobState.CANCELLED: "magenta",
 }
+_COLUMNS = (
+    Column("job"),
+    Column("name", least=10),
+    Column("state"),
+    Column("exit", right=True),
+    Column("nodes", value=3, right=True),
+    Column("ranks", value=1, right=True),
+    Column("submitted", value=4),
+    Column("ran", value=2),
+    Column("why", least=16, value=5),
+)
 
 
 def as_json(job: Job) -> dict[str, Any]:
@@ -177,16 +188,12 @@ def _stamp(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def _known(job: Job) -> str:
-    """Return the time of the scheduler's last answer."""
-    return "its submission" if job.known_at is None else _stamp(job.known_at)
-
-
 def silence_words(job: Job) -> str:
     """Return the time of a state and why there is no newer one; empty if the state is current."""
     if not job.progress.silence:
         return ""
-    return f"as of {_known(job)}; {job.progress.silence}"
+    at = "its submission" if job.known_at is None else _stamp(job.known_at)
+    return f"as of {at}; {job.progress.silence}"
 
 
 def _ran(job: Job) -> str:
@@ -205,30 +212,19 @@ def table(jobs: Iterable[Job], width: int) -> Table:
     One line for each job; ``status`` and --json show all of it. The reason is shortened first; job,
     name, state and exit code are never omitted.
     """
-    rows = [_row(job) for job in jobs]
-    cells = [[Text(row[i]) for row in rows] for i in range(9)]
-    for cell in cells[2]:
-        cell.stylize(_COLOURS.get(JobState(cell.plain), "red"))
-    names = ("job", "name", "state", "exit", "nodes", "ranks", "submitted", "ran", "why")
-    least = {"name": 10, "why": 16}
-    value = {"nodes": 3, "ranks": 1, "submitted": 4, "ran": 2, "why": 5}
-    columns = (
-        Column(n, c, least.get(n), value.get(n), right=n in ("exit", "nodes", "ranks"))
-        for n, c in zip(names, cells, strict=True)
-    )
-    return fitting_table(list(columns), width)
+    return fitting_table(_COLUMNS, [_row(job) for job in jobs], width)
 
 
-def _row(job: Job) -> tuple[str, ...]:
+def _row(job: Job) -> tuple[Text, ...]:
     request, progress = job.request, job.progress
     return (
-        job.id,
-        job.name,
-        job.state.value,
-        "" if job.exit_code is None else str(job.exit_code),
-        str(request.nodes),
-        str(request.ranks),
-        time.strftime("%m-%d %H:%M:%S", time.localtime(job.submitted_at)),
-        _ran(job),
-        " ".join((silence_words(job) or progress.why).split()),
+        Text(job.id),
+        Text(job.name),
+        Text(job.state.value, _COLOURS.get(job.state, "red")),
+        Text("" if job.exit_code is None else str(job.exit_code)),
+        Text(str(request.nodes)),
+        Text(str(request.ranks)),
+        Text(time.strftime("%m-%d %H:%M:%S", time.localtime(job.submitted_at))),
+        Text(_ran(job)),
+        Text(" ".join((silence_words(job) or progress.why).split())),
     )

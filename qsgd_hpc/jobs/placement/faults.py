@@ -11,7 +11,7 @@ from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.jobs.words import listing
 from qsgd_hpc.launch.place import cpu_list
 
-__all__ = ["Fault", "is_far", "job_faults", "node_faults", "ranks_named", "unbound"]
+__all__ = ["Fault", "job_faults", "node_faults", "ranks_named"]
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,6 @@ def ranks_named(ranks: Iterable[int]) -> str:
     return f"rank{'' if len(numbers) == 1 else 's'} {text}"
 
 
-def unbound(node: Node) -> bool:
-    """Return whether several ranks may all run on the same cores."""
-    return len(node.seats) > 1 and len({seat.cpus for seat in node.seats}) == 1
-
-
 def _shared_gpus(node: Node, site: Site) -> Iterator[Fault]:
     users: dict[str, list[int]] = {}
     for seat in node.seats:
@@ -134,9 +129,9 @@ def _no_gpu(node: Node, planned: Node | None, site: Site) -> Iterator[Fault]:
 
 
 def _far_gpus(node: Node, site: Site) -> Iterator[Fault]:
-    if unbound(node):
+    if node.is_unbound:
         return
-    far = [seat for seat in node.seats if is_far(node, seat)]
+    far = [seat for seat in node.seats if node.is_far(seat)]
     if not far:
         return
     seat = far[0]
@@ -164,14 +159,8 @@ def _order_remedy(node: Node, site: Site) -> str:
     return f"Set gpu.order to {listed}: the GPUs near the ranks' cores, by local rank."
 
 
-def is_far(node: Node, seat: Seat) -> bool:
-    """Return whether a rank has no core in the domain of its GPU; False if unknown."""
-    home = node.home(seat.gpu)
-    return home is not None and bool(seat.cpus) and not home.cpus & seat.cpus
-
-
 def _cores(node: Node, planned: Node | None) -> Iterator[Fault]:
-    if unbound(node):
+    if node.is_unbound:
         if node.seats[0].cpus:
             promised = planned is not None and any(seat.cpus for seat in planned.seats)
             yield Fault(
@@ -196,10 +185,7 @@ def _cores(node: Node, planned: Node | None) -> Iterator[Fault]:
 
 
 def _too_many_threads(node: Node) -> Iterator[Fault]:
-    crowded = [
-        seat for seat in node.seats
-        if seat.cpus and seat.omp_threads and seat.omp_threads > len(node.cores(seat.cpus))
-    ]  # fmt: skip
+    crowded = [seat for seat in node.seats if node.is_crowded(seat)]
     if crowded:
         least = min(len(node.cores(seat.cpus)) for seat in crowded)
         yield Fault(

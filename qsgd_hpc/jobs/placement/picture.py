@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from qsgd_hpc.jobs.placement.faults import is_far, ranks_named, unbound
+from qsgd_hpc.jobs.placement.faults import ranks_named
 from qsgd_hpc.jobs.placement.seats import Domain, Node, Seat
 from qsgd_hpc.launch.place import cpu_list
 
@@ -124,7 +124,7 @@ def _seats(node: Node, domain: Domain) -> list[Seat]:
 
 def _rows(node: Node, domain: Domain, wanted: dict[int, Seat]) -> list[Text]:
     here = _seats(node, domain)
-    nobody_is_bound = unbound(node) and bool(node.seats[0].cpus & domain.cpus)
+    nobody_is_bound = node.is_unbound and bool(node.seats[0].cpus & domain.cpus)
     if nobody_is_bound:
         here = [seat for seat in node.seats if node.home(seat.gpu) == domain]
     facts = [
@@ -196,12 +196,11 @@ def _facts(node: Node, seat: Seat) -> Text:
         if others:
             parts.append(Text(f"✗ shared with {ranks_named(others)}", "bold red"))
         home = node.home(seat.gpu)
-        if is_far(node, seat) and home:
+        if node.is_far(seat) and home:
             parts.append(Text(f"✗ far, in NUMA {home.number}", "bold red"))
     if seat.nic is not None:
         parts.append(Text(seat.nic))
-    crowded = seat.omp_threads and seat.cpus and seat.omp_threads > len(node.cores(seat.cpus))
-    if crowded:
+    if node.is_crowded(seat):
         parts.append(Text(f"✗ {seat.omp_threads} threads", "bold red"))
     elif seat.omp_threads is not None and same_threads(node) is None:
         parts.append(Text(f"{seat.omp_threads} threads", "dim"))

@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from qsgd_hpc.jobs.model import Job, JobRequest
-from qsgd_hpc.jobs.placement.faults import Fault, job_faults, node_faults, unbound
+from qsgd_hpc.jobs.placement.faults import Fault, job_faults, node_faults
 from qsgd_hpc.jobs.placement.picture import WIDTH, alike, draw, draw_node, to_ascii
-from qsgd_hpc.jobs.placement.places import parse_places
-from qsgd_hpc.jobs.placement.seats import Node, expected
-from qsgd_hpc.jobs.script.pinning import known_launcher
+from qsgd_hpc.jobs.placement.seats import Node, expected, parse_places
+from qsgd_hpc.jobs.script.render import known_launcher
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.launch import place
 
@@ -149,7 +148,7 @@ def _summary(nodes: Sequence[Node]) -> str:
     """Describe the correct placement, limited to facts known for every rank."""
     every = [(node, seat) for node in nodes for seat in node.seats]
     own = []
-    if not any(unbound(node) for node in nodes) and all(seat.cpus for _, seat in every):
+    if not any(node.is_unbound for node in nodes) and all(seat.cpus for _, seat in every):
         own.append("cores")
     if all(seat.gpu is not None for _, seat in every):
         own.append("a GPU")

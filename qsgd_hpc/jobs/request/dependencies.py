@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs.current import refreshed
@@ -12,10 +13,10 @@ from qsgd_hpc.jobs.schedulers.command import Dependency
 from qsgd_hpc.jobs.schedulers.local import other_host
 from qsgd_hpc.jobs.sites.profile import Site
 
-__all__ = ["after_faults", "dependencies", "split", "unmet"]
+__all__ = ["after_faults", "dependencies", "unmet"]
 
 
-def split(word: str) -> tuple[str, str]:
+def _split(word: str) -> tuple[Literal["ok", "any"], str]:
     """Return (kind, job id): ``any`` if that job only has to end, ``ok`` if it must complete."""
     kind, _, job_id = word.rpartition(":")
     return ("any", job_id) if kind == "any" else ("ok", word)
@@ -29,13 +30,13 @@ def after_faults(after: Iterable[str], site: Site, *, ask: bool) -> list[str]:
     faults, found = [], {}
     for word in after:
         try:
-            found[word] = registry.load(split(word)[1])
+            found[word] = registry.load(_split(word)[1])
         except UsageError as error:
             faults.append(f"--after {word}: {error}")
     if ask:
         found = dict(zip(found, refreshed(list(found.values())), strict=True))
     for word, job in found.items():
-        kind, job_id = split(word)
+        kind, job_id = _split(word)
         if job.scheduler != site.scheduler or job.site != site.name:
             faults.append(
                 f"--after {word}: that job is on {job.site}, this one would be on {site.name}. "
@@ -63,7 +64,7 @@ def dependencies(job: Job) -> list[Dependency]:
     """
     found = []
     for word in job.request.after:
-        kind, job_id = split(word)
+        kind, job_id = _split(word)
         other = registry.load(job_id)
         if other.state.ended or other.scheduler == "local":
             continue
@@ -72,14 +73,14 @@ def dependencies(job: Job) -> list[Dependency]:
                 f"nothing was submitted: it would wait for {job_id}, which its scheduler has not "
                 f"confirmed. Try again when `qsgd-hpc status {job_id}` shows a scheduler id."
             )
-        found.append(Dependency("any" if kind == "any" else "ok", other.progress.scheduler_id))
+        found.append(Dependency(kind, other.progress.scheduler_id))
     return found
 
 
 def unmet(job: Job) -> str | None:
     """Return the id of a dependency of a local job that did not complete, or None."""
     for word in job.request.after:
-        kind, job_id = split(word)
+        kind, job_id = _split(word)
         try:
             state = registry.load(job_id).state
         except UsageError:

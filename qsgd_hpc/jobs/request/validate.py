@@ -5,19 +5,23 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from pathlib import Path
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.jobs.sites.queues import AUTO, crowd_fault, limit_words, pick, queue_faults, remark
-from qsgd_hpc.jobs.words import did_you_mean, listing
+from qsgd_hpc.jobs.words import clock, did_you_mean, listing
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.network import MOST_HOSTS
+from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = [
-    "Facts",
+    "choice_faults",
+    "complete",
+    "default_stop_before",
     "fill",
+    "home_faults",
     "network_faults",
     "request_faults",
     "site_faults",
@@ -31,23 +35,19 @@ _NAME, _SLURM_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*"), re.compile(r"[!%&(
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 PBS_NAME_LENGTH = 15  # characters of a job's name that PBS shows
 NODES_CEILING = 1_000_000
-
-
-@dataclass(frozen=True)
-class Facts:
-    """The state of this machine before the check.
-
-    Attributes:
-        script_fault: why the script cannot be used, or None.
-        near_scripts: names of scripts in the searched folder.
-        missing_command: the scheduler's submit command, if it is not on PATH.
-        folder_faults: the faults of the request's folders.
-    """
-
-    script_fault: str | None = None
-    near_scripts: tuple[str, ...] = ()
-    missing_command: str | None = None
-    folder_faults: tuple[str, ...] = ()
+_OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+# Directives that set the walltime.
+_TIMES = {
+    "slurm": re.compile(r"--time[= ]|-t"),
+    "pbs": re.compile(r"-l\s*(\S+,)?walltime="),
+    "lsf": re.compile(r"-W\s*\d"),
+    "cobalt": re.compile(r"--time[= ]|-t"),
+}
+_UNQUOTABLE = re.compile(r"[\"'\\`$#]|[^ -~]")  # see the filter `directive`
+_QUOTED = re.compile(r"""(["'])([^\s"'\\`$#]*)\1""")  # a word that needs no quotes
+STOP_BEFORE_MIN, STOP_BEFORE_SHARE = 5.0, 0.1
+TASKS_CEILING = 10_000
 
 
 def fill(
@@ -96,15 +96,8 @@ def _name_from(words: str, scheduler: str) -> str:
     return plain if plain[:1].isalpha() else f"job_{plain}"[:longest].rstrip("_")
 
 
-def request_faults(request: JobRequest, facts: Facts) -> list[str]:
-    """Return the faults that do not depend on a profile."""
-    return list(_request_faults(request, facts))
-
-
-def _request_faults(request: JobRequest, facts: Facts) -> Iterator[str]:
-    if facts.script_fault:
-        near = did_you_mean(request.script.name, facts.near_scripts) if facts.near_scripts else ""
-        yield f"{facts.script_fault} {near if near.startswith('Did') else ''}".rstrip()
+def request_faults(request: JobRequest) -> Iterator[str]:
+    """Yield the faults that do not depend on a profile."""
     if not 1 <= request.nodes <= NODES_CEILING:
         yield f"--nodes {request.nodes}: a job has 1 to {NODES_CEILING} nodes. Use such a number."
     per_node = request.ranks_per_node
@@ -137,11 +130,6 @@ def _request_faults(request: JobRequest, facts: Facts) -> Iterator[str]:
         )
 
 
-def site_faults(request: JobRequest, site: Site, facts: Facts) -> list[str]:
-    """Return every fault of a filled request on a site, with its remedy; [] if there are none."""
-    return list(_site_faults(request, site, facts))
-
-
 def _name_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
     slurm = scheduler == "slurm"
     if request.name and not (_SLURM_NAME if slurm else _NAME).fullmatch(request.name):
@@ -153,7 +141,8 @@ def _name_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
         )
 
 
-def _site_faults(request: JobRequest, site: Site, facts: Facts) -> Iterator[str]:
+def site_faults(request: JobRequest, site: Site) -> Iterator[str]:
+    """Yield every fault of a filled request on a site, with its remedy."""
     yield from _name_faults(request, site.scheduler)
     yield from queue_faults(site, request.queue, request.nodes, request.walltime_min)
     yield from _missing(request, site)
@@ -173,11 +162,6 @@ def _site_faults(request: JobRequest, site: Site, facts: Facts) -> Iterator[str]
     ):
         if value and not rule.fullmatch(value):
             yield f"--{flag} {value!r}: a name may contain letters, digits and _ . + - here."
-    if facts.missing_command:
-        yield (
-            f"{site.name} submits with {facts.missing_command}, which is not on PATH here. Log in "
-            f"to {site.name}, or add --dry-run to see the script, or --site for another site."
-        )
 
 
 def _array_and_chain(request: JobRequest, site: Site) -> Iterator[str]:
@@ -239,12 +223,8 @@ def _libraries(request: JobRequest, site: Site) -> Iterator[str]:
             yield f"--without {name}: no library of the profile has this name. {has}"
 
 
-def site_notes(request: JobRequest, site: Site) -> list[str]:
-    """Return notes on a filled request for the user: limits, guesses."""
-    return list(_site_notes(request, site))
-
-
-def _site_notes(request: JobRequest, site: Site) -> Iterator[str]:
+def site_notes(request: JobRequest, site: Site) -> Iterator[str]:
+    """Yield notes on a filled request for the user: limits, guesses."""
     if site.retired:
         yield f"{site.name} was retired: {site.retired}."
     if site.generic:
@@ -307,4 +287,144 @@ def _missing(request: JobRequest, site: Site) -> Iterator[str]:
         yield (
             f"{site.name} needs the file systems that the job uses ({valid}). "
             f"Use --filesystems {','.join(site.filesystems) or 'NAME'}."
+        )
+
+
+def complete(request: JobRequest) -> JobRequest:
+    """Fill in the time to stop, and convert an array of one task to a plain job.
+
+    A script needs time to write its checkpoint: 5 minutes, or a tenth of a short walltime.
+    """
+    if request.stop_before_min is None and request.walltime_min is not None:
+        before = default_stop_before(request.walltime_min)
+        request = dataclasses.replace(request, stop_before_min=before)
+    if len(request.tasks) == 1 and not any(_array_faults(request)):
+        words = (*request.script_args, *request.tasks[0])
+        request = dataclasses.replace(request, script_args=words, array={}, at_once=None)
+    return request
+
+
+def default_stop_before(walltime_min: float) -> float:
+    """Return the minutes before the end of a walltime at which a script is asked to stop."""
+    return min(STOP_BEFORE_MIN, STOP_BEFORE_SHARE * walltime_min)
+
+
+def choice_faults(request: JobRequest, scheduler: str) -> list[str]:
+    """Return every fault of these options, each with its remedy."""
+    return [
+        *_array_faults(request),
+        *_chain_faults(request, scheduler),
+        *_text_faults(request, scheduler),
+    ]
+
+
+def home_faults(folder: Path, scheduler: str) -> list[str]:
+    """Return why a scheduler cannot write output to the folder of jobs, with the remedy."""
+    text = str(folder)
+    traits = SCHEDULERS[scheduler]
+    if traits.bad_path is None:
+        return []
+    pattern, wrong = traits.bad_path
+    if not re.search(pattern, text):
+        return []
+    return [
+        f"the output would be written to {text!r}, but {traits.command} does not accept a path "
+        f"with {wrong}. Set QSGD_HOME to another folder."
+    ]
+
+
+def _array_faults(request: JobRequest) -> Iterator[str]:
+    for key, values in request.array.items():
+        if not _OPTION.fullmatch(key):
+            yield f"--array {key!r}: write the option without dashes, as in lr=0.1,0.2."
+        if not values:
+            yield f"--array {key}: it has no value. Write --array {key}=A,B."
+        if any("\0" in value for value in values):
+            yield (
+                f"--array {key}: a value contains a NUL byte, which is not possible in a command."
+            )
+    # The options of a single task become the script's own, which are quoted.
+    if len(request.tasks) > 1 and any(":" in values for values in request.array.values()):
+        yield "--array: a value ':' would be mpiexec's separator of programs. Use another word."
+    if len(request.tasks) > TASKS_CEILING:
+        yield (
+            f"--array creates {len(request.tasks)} tasks; the maximum is {TASKS_CEILING}. Split it."
+        )
+    if request.at_once is not None and not request.array:
+        yield "--at-once limits the tasks of an array; add --array, or remove it."
+    elif request.at_once is not None and request.at_once < 1:
+        yield f"--at-once {request.at_once}: use at least 1."
+
+
+def _chain_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
+    if request.chain < 1:
+        yield f"--chain {request.chain}: a chain has at least 1 part."
+    if request.chain > 1 and request.array:
+        yield "--chain and --array exclude each other. Submit one chain for each choice."
+    if request.requeue and not SCHEDULERS[scheduler].requeues:
+        yield (
+            f"--requeue: {scheduler} cannot restart a job automatically. Use --chain N, or "
+            "`qsgd-hpc resubmit ID` after its end."
+        )
+    if request.requeue and request.chain > 1:
+        yield "--requeue and --chain both continue a job that stopped. Use one of them."
+    if request.chain > 1 and not SCHEDULERS[scheduler].waits_for_any:
+        yield (
+            f"--chain: jobs of {scheduler} can wait for success only. Use `qsgd-hpc resubmit ID`."
+        )
+    before, walltime_min = request.stop_before_min, request.walltime_min
+    if before and walltime_min is None:
+        yield "--stop-before: the job has no walltime before which to stop. Add --walltime."
+    if before is None or walltime_min is None:
+        return
+    if before < 0 or before >= walltime_min:
+        yield (
+            f"--stop-before {clock(max(before, 0))}: the walltime of the job is "
+            f"{clock(walltime_min)}. Use a shorter time."
+        )
+
+
+def _extra_remedy(line: str, prefix: str) -> str:
+    bare = _QUOTED.sub(r"\2", line)
+    if not _UNQUOTABLE.search(bare.removeprefix(prefix)):
+        return f"leave out the quotes, as no shell reads this line: --extra '{bare}'."
+    return (
+        "quotes, $, #, `, backslashes and non-ASCII characters are not possible in a directive. "
+        "Use --template with a copy of the included template, and write the line there."
+    )
+
+
+def _text_faults(request: JobRequest, scheduler: str) -> Iterator[str]:
+    prefix = SCHEDULERS[scheduler].directive
+    batch = [each.directive for each in SCHEDULERS.values() if each.command]
+    for line in request.extra:
+        others = [each for each in batch if line.startswith(each)]
+        if "\n" in line or not line.removeprefix(prefix).strip():
+            yield f"--extra {line!r}: one directive, on one line, such as '{prefix} -X value'."
+        elif scheduler == "local":
+            yield f"--extra {line!r}: there is no scheduler here to read it. Remove it."
+        elif others and prefix not in others:
+            yield (
+                f"--extra {line!r}: this is a directive for {others[0][1:]}; here, directives "
+                f"begin with {prefix}."
+            )
+        elif scheduler in _TIMES and _TIMES[scheduler].match(line.removeprefix(prefix).strip()):
+            yield f"--extra {line!r}: use --walltime, which should_stop() knows."
+        elif _UNQUOTABLE.search(line.removeprefix(prefix)):
+            yield f"--extra {line!r}: {_extra_remedy(line, prefix)}"
+    if request.exclude and not SCHEDULERS[scheduler].excludes:
+        yield (
+            f"--exclude: {scheduler} does not support it. Remove it and report bad nodes to the "
+            f"site, or request other nodes with --extra '{prefix} ...'."
+        )
+    for node in request.exclude:
+        if not _HOST.fullmatch(node):
+            yield f"--exclude {node!r}: write names of nodes, as in --exclude nid0001,nid0002."
+    words = {"--modules": request.modules, "--conda": (request.conda or "-",)}
+    for flag, names in words.items():
+        if any(not name.strip() or not name.isprintable() for name in names):
+            yield f"{flag} {listing(map(repr, names), 'and')}: use printable names."
+    if request.key is not None and not request.key.strip():
+        yield (
+            "--key: the key is empty. Use one that is unique to this submission, such as a date."
         )

@@ -31,7 +31,7 @@ class Scheduler(Protocol):
         """
 
     def refresh(self, jobs: Sequence[Job]) -> dict[str, Progress]:
-        """Return the current progress by job id, for the known jobs."""
+        """Return the current progress by job id, of jobs whose state can still change."""
 
     def cancel(self, job: Job) -> None:
         """Request the end of a job; LaunchError if that is refused."""

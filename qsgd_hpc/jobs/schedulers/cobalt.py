@@ -27,7 +27,6 @@ from qsgd_hpc.jobs.schedulers.command import (
 )
 from qsgd_hpc.jobs.schedulers.progress import (
     merged,
-    open_jobs,
     silent,
     unclear,
     unconfirmed,
@@ -130,9 +129,6 @@ def _found(job: Job, listed: Mapping[str, Mapping[str, str]]) -> str | None:
 
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
     """Query qstat once for all jobs of the user, and read the logs of jobs that it omits."""
-    jobs = open_jobs(jobs)
-    if not jobs:
-        return {}
     listed, answer = _listed()
     if listed is None:
         return {job.id: silent(job, "Cobalt", answer) for job in jobs}

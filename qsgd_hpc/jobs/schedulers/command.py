@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,12 +23,14 @@ __all__ = [
     "UnconfirmedError",
     "ask",
     "batches",
+    "epoch_s",
     "log_path",
     "mark",
     "no_answer",
     "not_cancelled",
     "of_kind",
     "refusal",
+    "run_cancel",
     "submitted",
 ]
 
@@ -136,6 +139,14 @@ def batches(ids: Iterable[str]) -> list[list[str]]:
     return [listed[i : i + IDS_AT_ONCE] for i in range(0, len(listed), IDS_AT_ONCE)]
 
 
+def epoch_s(text: str, form: str) -> float | None:
+    """Return the seconds since the epoch of a local time; None if the text is no such time."""
+    try:
+        return time.mktime(time.strptime(text, form))
+    except (ValueError, OverflowError):
+        return None
+
+
 def of_kind(after: Iterable[Dependency], kind: str) -> list[str]:
     """Return the scheduler's ids of the dependencies of one kind."""
     return [dependency.scheduler_id for dependency in after if dependency.kind == kind]
@@ -184,6 +195,18 @@ def refusal(command: str, answer: Answer, remedies: Iterable[tuple[str, str]]) -
 def no_answer(command: str, answer: Answer) -> LaunchError:
     """Return the error for a query without an answer."""
     return LaunchError(f"{command} does not answer: {answer.message}. Try again later.")
+
+
+def run_cancel(argv: Sequence[str], harmless: Iterable[str]) -> None:
+    """Run a command that ends a job, which may have ended: its ``harmless`` errors say so.
+
+    Raises:
+        LaunchError: any other error; the job is, or may be, still alive.
+    """
+    answer = ask(argv)
+    said = answer.out + answer.err
+    if answer.code != 0 and not any(words in said for words in harmless):
+        raise not_cancelled(argv[0], answer)
 
 
 def not_cancelled(command: str, answer: Answer) -> LaunchError:

@@ -6,34 +6,43 @@ tasks of an array from 1, this package from 0.
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from qsgd_hpc.jobs.model import Job, Progress
+from qsgd_hpc.jobs.model import Job, JobState, Progress
+from qsgd_hpc.jobs.records.endings import (
+    NO_MEMORY,
+    NOT_MET,
+    PREEMPTED,
+    WALLTIME,
+    exit_words,
+    node_words,
+)
 from qsgd_hpc.jobs.records.events import task_progress
 from qsgd_hpc.jobs.schedulers.command import (
     Answer,
     Dependency,
     ask,
+    epoch_s,
     log_path,
     no_answer,
-    not_cancelled,
     refusal,
+    run_cancel,
     submitted,
 )
-from qsgd_hpc.jobs.schedulers.lsf_answers import COLUMNS, Bjobs, parse_bjobs
 from qsgd_hpc.jobs.schedulers.progress import (
     aggregate,
     merged,
-    open_jobs,
     silent,
     unclear,
     unconfirmed,
     unknown,
 )
 
-__all__ = ["cancel", "find", "parse_bsub", "refresh", "submit"]
+__all__ = ["cancel", "find", "parse_bjobs", "parse_bsub", "refresh", "submit", "time_of"]
 
 REMEDIES = (
     ("No such queue", "Use --queue with a name that `bqueues` lists."),
@@ -44,6 +53,28 @@ REMEDIES = (
     ("Dependency condition", "LSF no longer knows a job of --after; remove it."),
     ("Bad resource requirement", "This LSF does not know a directive of the site's profile."),
 )
+COLUMNS = (
+    "jobid jobindex stat exit_code exit_reason pend_reason start_time finish_time exec_host "
+    "output_file"
+)
+_LIVE = {
+    "PEND": (JobState.QUEUED, ""),
+    "WAIT": (JobState.QUEUED, "waits for its part of a chunk job"),
+    "PROV": (JobState.QUEUED, "waits until its nodes have started"),
+    "PSUSP": (JobState.QUEUED, "held; release it with `bresume`"),
+    "USUSP": (JobState.RUNNING, "suspended by its user or an administrator"),
+    "SSUSP": (JobState.RUNNING, "suspended by LSF"),
+    "RUN": (JobState.RUNNING, ""),
+    "UNKWN": (JobState.RUNNING, "LSF has lost contact with its first node"),
+}
+_REASONS = (
+    (("TERM_RUNLIMIT", "TERM_DEADLINE"), JobState.TIMEOUT, WALLTIME),
+    (("TERM_OWNER", "TERM_ADMIN", "TERM_FORCE"), JobState.CANCELLED, "cancelled"),
+    (("TERM_ORPHAN",), JobState.CANCELLED, NOT_MET),
+    (("TERM_MEMLIMIT", "TERM_SWAP"), JobState.FAILED, NO_MEMORY),
+    (("TERM_PREEMPT", "TERM_BUCKET"), JobState.FAILED, PREEMPTED),
+)
+_NO_JOBS = ("No job found", "No unfinished job found", "is not found")
 
 
 def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
@@ -86,9 +117,6 @@ def find(job: Job) -> str | None:
 
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
     """Query bjobs once for all jobs of the user."""
-    jobs = open_jobs(jobs)
-    if not jobs:
-        return {}
     shown, answer = _bjobs()
     if shown is None:
         return {job.id: silent(job, "LSF", answer) for job in jobs}
@@ -124,13 +152,101 @@ def _lacks(job: Job, key: str, shown: Bjobs) -> bool:
 
 def cancel(job: Job) -> None:
     """End the job and all its tasks with bkill; an ended or unknown job is not an error."""
-    key = job.progress.scheduler_id or find(job)
-    if key is None:
-        return
-    answer = ask(["bkill", key])
-    said = answer.out + answer.err
-    if answer.code != 0 and not any(words in said for words in _NOTHING_TO_CANCEL):
-        raise not_cancelled("bkill", answer)
+    if key := job.progress.scheduler_id or find(job):
+        run_cancel(["bkill", key], ("already finished", "No matching job found", "is not found"))
 
 
-_NOTHING_TO_CANCEL = ("already finished", "No matching job found", "is not found")
+class Bjobs(dict[str, dict[int, Progress]]):
+    """Progress by job id and index, which is 0 for a job without an array.
+
+    ``outputs``: ids by output file; ``unclear``: jobs with a task in an unknown state,
+    with its name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: dict[str, str] = {}
+        self.unclear: dict[str, str] = {}
+
+    def add(self, other: Bjobs) -> None:
+        """Add the answer to a later query."""
+        self.update(other)
+        self.unclear |= other.unclear
+
+
+def parse_bjobs(answer: Answer) -> Bjobs | None:
+    """Parse the output of ``bjobs -a -json -o COLUMNS``; None if LSF did not answer."""
+    found = Bjobs()
+    try:
+        shown = json.loads(answer.out, strict=False)
+    except (ValueError, RecursionError):
+        said = answer.out + answer.err
+        return found if any(words in said for words in _NO_JOBS) else None
+    records = shown.get("RECORDS") if isinstance(shown, dict) else None
+    if not isinstance(records, list):
+        return None
+    for record in records:
+        if not isinstance(record, dict) or "ERROR" in record:
+            continue  # a job that is not known
+        fields = {str(name): str(value) for name, value in record.items()}
+        key, index = fields.get("JOBID", ""), fields.get("JOBINDEX", "")
+        if (progress := _progress(fields)) is None:
+            found.unclear[key] = fields.get("STAT", "none")
+        else:
+            found.setdefault(key, {})[int(index) if _is_number(index) else 0] = progress
+        found.outputs[fields.get("OUTPUT_FILE", "")] = key
+    return found
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,9}", text) is not None
+
+
+def _progress(fields: Mapping[str, str]) -> Progress | None:
+    """Parse one record; None for an unknown state."""
+    word = fields.get("STAT", "")
+    started, ended = (time_of(fields.get(name, "")) for name in ("START_TIME", "FINISH_TIME"))
+    if word in _LIVE:
+        state, why = _LIVE[word]
+        if state is JobState.RUNNING:
+            return Progress(state, why=why, started_at=started)
+        return Progress(state, why=why or _pending(fields.get("PEND_REASON", "")))
+    if word == "DONE":
+        return Progress(JobState.COMPLETED, 0, "", started, ended)
+    if word in ("EXIT", "ZOMBI"):
+        state, code, why, nodes = _ending(word, fields)
+        return Progress(state, code, why, started, ended, bad_nodes=nodes)
+    return None
+
+
+def _pending(reason: str) -> str:
+    if "never satisfied" in reason:
+        return f"{reason} It will never start; cancel it"
+    return reason
+
+
+def _ending(
+    word: str, fields: Mapping[str, str]
+) -> tuple[JobState, int | None, str, tuple[str, ...]]:
+    """Return state, exit code, reason and failed nodes of a job that did not complete."""
+    reason, code = fields.get("EXIT_REASON", ""), fields.get("EXIT_CODE", "")
+    if word == "ZOMBI" or "TERM_ZOMBIE" in reason:
+        hosts = re.findall(r"(?:\d+\*)?([^:*\s-][^:*\s]*)", fields.get("EXEC_HOST", ""))
+        nodes = (hosts[0],) if len(set(hosts)) == 1 else ()
+        return JobState.NODE_FAIL, None, node_words(nodes), nodes
+    for words, state, why in _REASONS:
+        if any(each in reason for each in words):
+            return state, None, why, ()
+    if _is_number(code) and int(code):
+        return JobState.FAILED, int(code), exit_words(int(code)), ()
+    return JobState.FAILED, None, reason or "LSF ended it without a reason", ()
+
+
+def time_of(text: str, now: float | None = None) -> float | None:
+    """Parse ``Nov 21 13:30``, possibly followed by a letter, as the most recent such time."""
+    today = time.localtime(now)
+    for year in (today.tm_year, today.tm_year - 1):
+        at = epoch_s(" ".join([*text.split()[:3], str(year)]), "%b %d %H:%M %Y")
+        if at is not None and at <= time.mktime(today) + 86400:
+            return at
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from qsgd_hpc.jobs.model import Job, JobState, Progress
@@ -17,7 +17,6 @@ __all__ = [
     "is_settled",
     "left_out",
     "merged",
-    "open_jobs",
     "silent",
     "unclear",
     "unconfirmed",
@@ -28,11 +27,6 @@ UNREAD_FILE = "unread_answer.txt"
 
 # A scheduler may list a job only some time after it has accepted it.
 SETTLE_S = 60.0
-
-
-def open_jobs(jobs: Iterable[Job]) -> list[Job]:
-    """Return the jobs whose state can still change, including LOST ones."""
-    return [job for job in jobs if not job.state.ended or job.state is JobState.LOST]
 
 
 def merged(job: Job, new: Progress, scheduler_id: str) -> Progress:
@@ -119,13 +113,12 @@ def aggregate(tasks: Mapping[int, Progress]) -> Progress:
     QUEUED until a task has started, RUNNING until all have ended, then COMPLETED if all completed,
     else the worst end, with the exit code of the first task with this end.
     """
-    states = {progress.state for progress in tasks.values()}
-    counted = Counter(progress.state for progress in tasks.values())
+    states = Counter(progress.state for progress in tasks.values())
     starts = [p.started_at for p in tasks.values() if p.started_at is not None]
     ends = [p.ended_at for p in tasks.values() if p.ended_at is not None]
     live = any(not state.ended for state in states)
     state = next((s for s in _WORST if s in states), JobState.QUEUED)
-    if states == {JobState.QUEUED}:
+    if states.keys() == {JobState.QUEUED}:
         state = JobState.QUEUED
     elif live:
         state = JobState.RUNNING
@@ -136,7 +129,7 @@ def aggregate(tasks: Mapping[int, Progress]) -> Progress:
         why=alike[0].why if state is JobState.QUEUED else _why(tasks),
         started_at=min(starts, default=None),
         ended_at=None if live else max(ends, default=None),
-        tasks={s.value: counted[s] for s in JobState if counted[s]},
+        tasks={s.value: states[s] for s in JobState if states[s]},
         bad_nodes=tuple(sorted({node for p in tasks.values() for node in p.bad_nodes})),
         restarts=max(progress.restarts for progress in tasks.values()),
     )
@@ -144,19 +137,15 @@ def aggregate(tasks: Mapping[int, Progress]) -> Progress:
 
 def _why(tasks: Mapping[int, Progress]) -> str:
     """Return how many tasks completed and which failed; empty if all completed."""
-    done = sum(progress.state is JobState.COMPLETED for progress in tasks.values())
-    if done == len(tasks):
+    done = {i for i in tasks if tasks[i].state is JobState.COMPLETED}
+    if len(done) == len(tasks):
         return ""
-    bad = [i for i in sorted(tasks) if tasks[i].state.ended and _is_bad(tasks[i])]
-    words = [f"{done} of {len(tasks)} tasks completed"]
+    bad = [i for i in sorted(tasks) if tasks[i].state.ended and i not in done]
+    words = [f"{len(done)} of {len(tasks)} tasks completed"]
     words += [f"task {index} {_end(tasks[index])}" for index in bad[:NAMED]]
     if len(bad) > NAMED:
         words.append(f"and {len(bad) - NAMED} more")
     return ", ".join(words)
-
-
-def _is_bad(progress: Progress) -> bool:
-    return progress.state is not JobState.COMPLETED
 
 
 def _end(progress: Progress) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable
 
 from qsgd_hpc.jobs.model import JobState, Progress
@@ -14,14 +13,23 @@ from qsgd_hpc.jobs.records.endings import (
     exit_words,
     node_words,
 )
-from qsgd_hpc.jobs.schedulers.command import Answer
+from qsgd_hpc.jobs.schedulers.command import Answer, epoch_s
 from qsgd_hpc.jobs.schedulers.slurm_clusters import within
 
-__all__ = ["SACCT_COLUMNS", "SQUEUE_COLUMNS", "Squeue", "hosts", "parse_sacct", "parse_squeue"]
+__all__ = [
+    "SACCT_COLUMNS",
+    "SQUEUE_COLUMNS",
+    "TIME_FORMAT",
+    "Squeue",
+    "hosts",
+    "parse_sacct",
+    "parse_squeue",
+]
 
 # Id, state, reason, nodes, start, comment, command; the last two may contain a bar.
 SQUEUE_COLUMNS = "%i|%T|%r|%N|%S|%k|%o"
 SACCT_COLUMNS = "JobID,State,ExitCode,Start,End,Elapsed,NNodes,NodeList,Reason"
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"  # or a word, such as "Unknown"
 
 _STATES = {
     JobState.QUEUED: "PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT "
@@ -122,7 +130,7 @@ def parse_squeue(answer: Answer, cluster: str = "") -> Squeue | None:
         if (known := _state(state)) is None:
             found.unclear[key] = state.strip()
         else:
-            started = None if known is JobState.QUEUED else _time(start)
+            started = None if known is JobState.QUEUED else epoch_s(start, TIME_FORMAT)
             found[key] = Progress(known, why=_why_so_far(state, reason), started_at=started)
         found.origins[comment, command] = within(number.strip().partition("_")[0], cluster)
     nothing = not found and not found.unclear and not found.clusters
@@ -157,7 +165,7 @@ def _row(cells: list[str], restarts: int) -> Progress | None:
     if state is None:
         return None
     full = len(cells) > 8
-    started, ended = (_time(text) for text in cells[3:5]) if full else (None, None)
+    started, ended = (epoch_s(text, TIME_FORMAT) for text in cells[3:5]) if full else (None, None)
     code, number = (int(part) for part in cells[2].split(":"))
     nodes = hosts(cells[7]) if full and state is JobState.NODE_FAIL else ()
     blamed = nodes if len(nodes) == 1 else ()
@@ -233,10 +241,3 @@ def _numbers(part: str) -> list[str]:
     if match is None or int(match[2]) - int(match[1]) > 100_000:
         return [part]
     return [f"{n:0{len(match[1])}}" for n in range(int(match[1]), int(match[2]) + 1)]
-
-
-def _time(text: str) -> float | None:
-    try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except (ValueError, OverflowError):
-        return None  # "Unknown", or a column of an older sacct

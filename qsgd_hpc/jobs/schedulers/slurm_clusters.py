@@ -13,7 +13,15 @@ from collections.abc import Iterable, Mapping
 
 from qsgd_hpc.jobs.model import Job, JobRequest
 
-__all__ = ["candidates", "cluster_of", "number_of", "option", "with_choice", "within"]
+__all__ = [
+    "candidates",
+    "cluster_name",
+    "cluster_of",
+    "number_of",
+    "option",
+    "with_choice",
+    "within",
+]
 
 # Variables that select sbatch's clusters; they take precedence over the script.
 _VARIABLES = ("SBATCH_CLUSTERS", "SLURM_CLUSTERS")
@@ -28,6 +36,11 @@ def number_of(key: str) -> str:
 def cluster_of(key: str) -> str:
     """Return the cluster in an id; "" is the default cluster."""
     return key.partition(";")[2]
+
+
+def cluster_name(cluster: str) -> str:
+    """Return a cluster's name for messages; "" is the default cluster."""
+    return f"cluster {cluster}" if cluster else "the default cluster"
 
 
 def within(number: str, cluster: str) -> str:

@@ -1,4 +1,4 @@
-"""Render the job script from a filled request and a profile. Pure."""
+"""Render the job script, and the wrapper that pins each rank, from a filled request. Pure."""
 
 from __future__ import annotations
 
@@ -7,22 +7,29 @@ import re
 import shlex
 import sys
 import sysconfig
+import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
+from types import MappingProxyType
 
 import jinja2
 
 from qsgd_hpc import launch
+from qsgd_hpc._data import data as shipped
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.script.pinning import cores_per_rank, render_wrapper
-from qsgd_hpc.jobs.script.templating import shell_templates
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.jobs.words import clock, listing
 from qsgd_hpc.launch.cluster.network import NONE
+from qsgd_hpc.launch.place import launchers
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
-__all__ = ["Place", "Tools", "render_script"]
+__all__ = ["Place", "Tools", "cores_per_rank", "known_launcher", "render_script", "render_wrapper"]
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Launchers of one family only; mpiexec and ibrun exist in several.
+_PROGRAMS = {"srun": "slurm", "flux": "flux", "jsrun": "jsm"}
 
 
 @dataclass(frozen=True)
@@ -126,14 +133,14 @@ def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -
 
 def _template(request: JobRequest, site: Site) -> jinja2.Template:
     if request.template is None:
-        return _environment().get_template(f"{site.scheduler}.sh.j2")
+        return _templates().get_template(f"{site.scheduler}.sh.j2")
     try:
         text = request.template.read_text("utf-8")
     except OSError as error:
         raise UsageError(f"--template {request.template}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"--template {request.template}: cannot read it: {error}") from None
-    return _environment().from_string(text)
+    return _templates().from_string(text)
 
 
 def _stop_after_s(request: JobRequest) -> int | None:
@@ -237,8 +244,18 @@ def _command(request: JobRequest, site: Site, tools: Tools) -> list[str]:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
-    environment = shell_templates().overlay()
+def _templates() -> jinja2.Environment:
+    """Return the environment of templates/*.sh.j2; the filter ``sh`` quotes for the shell."""
+    folder = shipped("templates")
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: folder.joinpath(name).read_text("utf-8")),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["sh"] = shlex.quote
     environment.filters["directive"] = _directive
     return environment
 
@@ -252,3 +269,90 @@ def _directive(value: object) -> str:
             "breaks and non-ASCII letters are not allowed there."
         )
     return text
+
+
+def known_launcher(site: Site) -> str | None:
+    """Return the family (see ``place.LAUNCHERS``) of the site's launcher, if it is known."""
+    return _PROGRAMS.get(PurePath(site.launcher_argv[0]).name)
+
+
+def _gpu_view(request: JobRequest, site: Site) -> str | None:
+    """Return the GPUs that the wrapper shows to a rank: ``all``, ``one``, or None: not changed.
+
+    It is None if there are no GPUs, the launcher binds them, or the user sets the variable.
+    """
+    if not (site.gpu and site.gpu.order) or site.gpu.bound_by == "launcher":
+        return None
+    return None if site.gpu.variable in request.env else request.gpu_view or site.gpu.view
+
+
+def cores_per_rank(request: JobRequest, site: Site) -> int:
+    """Return the number of cores of one rank, at least 1.
+
+    With fewer ranks than GPUs on a node, a rank gets the cores for one GPU, so that it stays near
+    its own.
+    """
+    return max(1, (site.cores or 1) // max(request.ranks_per_node or 1, site.gpus, 1))
+
+
+def render_wrapper(
+    request: JobRequest,
+    site: Site,
+    *,
+    omp_threads: int | None,
+    exports: Mapping[str, str] = MappingProxyType({}),
+    start_up: str | None = None,
+) -> str:
+    """Return the bash script that each rank runs before its program.
+
+    ``bash pin.sh PROGRAM ARGS...`` sets the rank's variables and executes the program. Variables
+    that the user sets by ``--env`` are not changed. Lists are used cyclically: local rank 5 of a
+    profile with four GPUs gets the second.
+
+    Args:
+        request: filled by :func:`validate.fill`.
+        site: the profile.
+        omp_threads: OMP_NUM_THREADS of a rank; None: not changed.
+        exports: variables that every rank gets.
+        start_up: a folder to put first on PYTHONPATH; None: not changed.
+    Raises:
+        UsageError: the profile's local_rank_variables contain an invalid name.
+    """
+    for name in site.local_rank_variables:
+        if not _VARIABLE.fullmatch(name):
+            raise UsageError(
+                f"site '{site.name}': local_rank_variables: {name!r} is not a valid name of a "
+                "variable: use letters, digits and _."
+            )
+    local_ranks, ranks, _, _ = zip(*launchers(known_launcher(site)), strict=True)
+    nic = site.nic if site.nic and site.nic.variable not in request.env else None
+    return (
+        _templates()
+        .get_template("pin.sh.j2")
+        .render(
+            site=site,
+            exports=exports,
+            start_up=start_up,
+            ranks_per_node=request.ranks_per_node or 1,
+            gpu=site.gpu,
+            view=_gpu_view(request, site),
+            nic=nic if nic and nic.order else None,
+            cpus=site.cpu.lists if site.cpu.bound_by == "wrapper" else (),
+            torchrun=request.sets_torchrun,
+            nodes=request.nodes,
+            ranks=request.ranks,
+            # Under other launchers, SLURM_NODEID is that of the batch script's node on every rank.
+            node_name="SLURM_NODEID" if known_launcher(site) == "slurm" else "PALS_NODEID",
+            omp_threads=None if "OMP_NUM_THREADS" in request.env else omp_threads,
+            local_rank_names=_lines((*site.local_rank_variables, *local_ranks)),
+            rank_names=_lines(ranks),
+            remedy=f"Find one with: {site.launcher_argv[0]} -n 2 env | grep -i rank. Add it to "
+            f"the profile, sites/{site.name}.yaml in QSGD_HOME: local_rank_variables: "
+            "[NAME]",
+        )
+    )
+
+
+def _lines(names: Iterable[str]) -> list[str]:
+    """Return the names, each once, in readable lines."""
+    return textwrap.wrap(" ".join(dict.fromkeys(names)), 76)

@@ -10,12 +10,10 @@ from typing import Any
 
 from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs.sites import live
-from qsgd_hpc.jobs.sites.build import build
-from qsgd_hpc.jobs.sites.choice import Host, is_login_host, load
-from qsgd_hpc.jobs.sites.live.facts import Live, LiveQueue
+from qsgd_hpc.jobs.sites.choice import Host, is_login_host, usable
+from qsgd_hpc.jobs.sites.live import Live, LiveQueue
 from qsgd_hpc.jobs.sites.merge import Merged, dotted, merged, unconfirmed
-from qsgd_hpc.jobs.sites.profile import Queue, Site
-from qsgd_hpc.jobs.sites.sources import names
+from qsgd_hpc.jobs.sites.profile import Queue, Site, build
 from qsgd_hpc.jobs.sites.yaml_lines import Path
 from qsgd_hpc.jobs.words import clock, listing
 
@@ -95,12 +93,8 @@ def _no_comparison(site: Site, host: Host) -> str:
     if not shutil.which(command):
         return f"not compared: there is no {command} here; run this on {site.name}"
     if not is_login_host(site, host):
-        for other in names():
-            try:
-                known = other != site.name and is_login_host(load(other), host)
-            except UsageError:
-                continue
-            if known:
+        for other, its in usable()[0].items():
+            if other != site.name and is_login_host(its, host):
                 return f"not compared: this is a login host of {other}"
     return ""
 

@@ -13,14 +13,13 @@ from pathlib import Path
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.schedulers.command import ask
-from qsgd_hpc.jobs.sites.build import build
 from qsgd_hpc.jobs.sites.merge import merged
-from qsgd_hpc.jobs.sites.profile import Site
+from qsgd_hpc.jobs.sites.profile import Site, build
 from qsgd_hpc.jobs.sites.sources import names, package_faults
 from qsgd_hpc.jobs.words import listing
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
-__all__ = ["Host", "choose", "find_host", "is_login_host", "load", "serves"]
+__all__ = ["Host", "choose", "find_host", "is_login_host", "load", "serves", "usable"]
 
 _SLURM_CONF = (Path("/etc/slurm/slurm.conf"), Path("/run/slurm/conf/slurm.conf"))
 
@@ -76,7 +75,7 @@ def choose(asked: str | None, host: Host | None = None) -> Site:
     if name:
         return load(name)
     host = host or find_host()
-    sites, broken = _usable()
+    sites, broken = usable()
     for site in sites.values():
         if is_login_host(site, host):
             return site
@@ -98,7 +97,7 @@ def choose(asked: str | None, host: Host | None = None) -> Site:
     raise UsageError("\n".join(["no site profile is marked embedded_default: true", *broken]))
 
 
-def _usable() -> tuple[dict[str, Site], list[str]]:
+def usable() -> tuple[dict[str, Site], list[str]]:
     """Return the profiles without fault by name, and the faults of the others."""
     sites, broken = {}, package_faults()
     for each in names():

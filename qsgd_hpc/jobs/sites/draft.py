@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.sites import live
-from qsgd_hpc.jobs.sites.choice import Host, load
-from qsgd_hpc.jobs.sites.live.facts import Live, LiveQueue
-from qsgd_hpc.jobs.sites.sources import names, sources
+from qsgd_hpc.jobs.sites.choice import Host, usable
+from qsgd_hpc.jobs.sites.live import Live, LiveQueue
+from qsgd_hpc.jobs.sites.sources import sources
 from qsgd_hpc.jobs.words import clock, listing
 
 __all__ = ["draft", "new_profile"]
@@ -72,11 +72,7 @@ def _refuse_taken(name: str, force: bool) -> None:
 
 
 def _generic(scheduler: str) -> str:
-    for name in names():
-        try:
-            site = load(name)
-        except UsageError:
-            continue
+    for name, site in usable()[0].items():
         if site.generic and site.scheduler == scheduler:
             return name
     raise UsageError(f"no profile is marked generic: true for {scheduler}")

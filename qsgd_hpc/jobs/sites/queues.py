@@ -33,15 +33,17 @@ def remark(queue: Queue) -> str:
 
 def pick(site: Site, nodes: int, walltime_min: float | None) -> Queue | None:
     """Return the profile's first queue that accepts the job and may be chosen automatically."""
-    for queue in site.queues.values():
-        if (
-            queue.auto
-            and queue.via is None
-            and queue.unit == "node"
-            and not list(_misfits(site, queue, nodes, walltime_min))
-        ):
-            return queue
-    return None
+    fits = (q for q in _usable(site) if q.auto and _accepts(site, q, nodes, walltime_min))
+    return next(fits, None)
+
+
+def _usable(site: Site) -> list[Queue]:
+    """Return the queues that accept submissions of jobs with whole nodes."""
+    return [q for q in site.queues.values() if q.via is None and q.unit == "node"]
+
+
+def _accepts(site: Site, queue: Queue, nodes: int, walltime_min: float | None) -> bool:
+    return not any(_misfits(site, queue, nodes, walltime_min))
 
 
 def queue_faults(
@@ -100,9 +102,8 @@ def crowd_fault(
         return None
     roomy = [
         q
-        for q in site.queues.values()
-        if q.via is None and q.unit == "node" and (q.chain or chain == 1)
-        if not list(_misfits(site, q, nodes, walltime_min))
+        for q in _usable(site)
+        if (q.chain or chain == 1) and _accepts(site, q, nodes, walltime_min)
         if jobs <= min((_waiting_limit(site, q, nodes, walltime_min) or {"": jobs}).values())
     ]
     if chain > 1:
@@ -170,8 +171,8 @@ def _misfits(site: Site, queue: Queue, nodes: int, walltime_min: float | None) -
 
 def _remedy(site: Site, asked: Queue | None, nodes: int, walltime_min: float | None) -> str:
     """Return a queue that accepts the job, or the smallest change that helps."""
-    usable = [q for q in site.queues.values() if q.via is None and q.unit == "node"]
-    fits = [q for q in usable if not list(_misfits(site, q, nodes, walltime_min))]
+    usable = _usable(site)
+    fits = [q for q in usable if _accepts(site, q, nodes, walltime_min)]
     if fits:
         return f"It fits {listing(map(_offer, fits))}."
     # If no queue is chosen automatically, those that a user can request.

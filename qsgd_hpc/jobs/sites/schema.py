@@ -116,14 +116,10 @@ def _parent_description(path: Path) -> str | None:
 def _contradictions(data: Mapping[str, Any], partial: bool) -> Iterator[tuple[Path, str]]:
     """Find contradictions between valid values."""
     queues: Mapping[str, Any] = data.get("queues", {})
-    # A partial profile may name queues that the other profile defines.
-    known = None if partial else queues
     for name, queue in queues.items():
         yield from _ranges(name, queue)
-        yield from _named_queues(name, queue, known)
-    default = data.get("defaults", {}).get("queue")
-    if known and default is not None and default not in known:
-        yield ("defaults", "queue"), f"unknown queue '{default}'. {did_you_mean(default, known)}"
+    if not partial:  # it may name queues that the other profile defines
+        yield from _named_queues(data, queues)
     marks = data.get("verify")
     for i, key in enumerate(marks if isinstance(marks, list) else []):
         if key not in (valid := _schema()["properties"]):
@@ -180,20 +176,21 @@ def _ranges(name: str, queue: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
         above = max(above, high)
 
 
-def _named_queues(
-    name: str, queue: Mapping[str, Any], known: Mapping[str, Any] | None
-) -> Iterator[tuple[Path, str]]:
-    if known is None:
-        return
-    for key in ("routes", "via"):
-        named = queue.get(key, [])
-        for other in [named] if isinstance(named, str) else named:
-            if other not in known:
-                yield (
-                    ("queues", name, key),
-                    f"queue '{name}' names the unknown queue '{other}'. "
-                    f"{did_you_mean(other, known)}",
-                )
+def _named_queues(data: Mapping[str, Any], queues: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """Find names of queues that the profile does not define."""
+    for name, queue in queues.items():
+        for key in ("routes", "via"):
+            named = queue.get(key, [])
+            for other in [named] if isinstance(named, str) else named:
+                if other not in queues:
+                    yield (
+                        ("queues", name, key),
+                        f"queue '{name}' names the unknown queue '{other}'. "
+                        f"{did_you_mean(other, queues)}",
+                    )
+    default = data.get("defaults", {}).get("queue")
+    if queues and default is not None and default not in queues:
+        yield ("defaults", "queue"), f"unknown queue '{default}'. {did_you_mean(default, queues)}"
 
 
 def _gpu_order(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:

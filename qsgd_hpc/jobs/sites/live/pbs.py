@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs.sites.live.facts import Live, LiveQueue, answer_of, together
+from qsgd_hpc.jobs.sites.live import Live, LiveQueue, answer_of, together, tried
 
 __all__ = ["look", "parse_nodes", "parse_queues", "parse_server"]
 
@@ -20,19 +20,9 @@ NODES = ("pbsnodes", "-a", "-F", "json")
 def look() -> Live:
     """Query PBS; if only its queries on server or nodes fail, their values stay unknown."""
     queues = parse_queues(_json(QUEUES))
-    unanswered = []
-    filesystems: tuple[str, ...] = ()
-    default = nodes = None
-    cpus: tuple[int, ...] = ()
-    gpus: tuple[int, ...] = ()
-    try:
-        filesystems, default = parse_server(_json(SERVER))
-    except LaunchError as error:
-        unanswered.append(str(error))
-    try:
-        nodes, cpus, gpus = parse_nodes(_json(NODES))
-    except LaunchError as error:
-        unanswered.append(str(error))
+    unanswered: list[str] = []
+    filesystems, default = tried(lambda: parse_server(_json(SERVER)), ((), None), unanswered)
+    nodes, cpus, gpus = tried(lambda: parse_nodes(_json(NODES)), (None, (), ()), unanswered)
     return Live(
         "pbs",
         queues,

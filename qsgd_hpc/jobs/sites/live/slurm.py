@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs.sites.live.facts import Live, LiveQueue, answer_of, together
+from qsgd_hpc.jobs.sites.live import Live, LiveQueue, answer_of, together, tried
 
 __all__ = ["look", "parse_gpus", "parse_partitions", "parse_qos", "slurm_minutes"]
 
@@ -24,16 +23,8 @@ def look() -> Live:
     """Query Slurm; if only sinfo or sacctmgr fails, its values stay unknown."""
     found, default, nodes = parse_partitions(answer_of(PARTITIONS))
     unanswered: list[str] = []
-    gpus: Mapping[str, tuple[int, ...]] = {}
-    qos: Mapping[str, LiveQueue] = {}
-    try:
-        gpus = parse_gpus(answer_of(KINDS))
-    except LaunchError as error:
-        unanswered.append(str(error))
-    try:
-        qos = parse_qos(answer_of(QOS))
-    except LaunchError as error:
-        unanswered.append(str(error))
+    gpus = tried(lambda: parse_gpus(answer_of(KINDS)), {}, unanswered)
+    qos = tried(lambda: parse_qos(answer_of(QOS)), {}, unanswered)
     queues = {name: replace(q, gpus=gpus.get(name, ())) for name, q in found.items()}
     return Live(
         "slurm",

@@ -14,7 +14,7 @@ from qsgd_hpc.jobs.schedulers.command import (
     refusal,
     submitted,
 )
-from qsgd_hpc.jobs.schedulers.progress import merged, open_jobs, silent, unknown
+from qsgd_hpc.jobs.schedulers.progress import merged, silent, unknown
 
 __all__ = ["cancel", "find", "parse_tqstat", "refresh", "submit"]
 
@@ -45,9 +45,6 @@ def find(job: Job) -> str | None:
 
 def refresh(jobs: Sequence[Job]) -> dict[str, Progress]:
     """Ask tqstat once for all jobs."""
-    jobs = open_jobs(jobs)
-    if not jobs:
-        return {}
     answer = ask(["tqstat"])
     if answer.code != 0:
         return {job.id: silent(job, "toyq", answer) for job in jobs}

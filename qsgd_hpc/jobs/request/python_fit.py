@@ -1,7 +1,7 @@
-"""Match a site's launcher to the MPI of the job's Python, or report that they do not match.
+"""Whether the job's Python has this package, and an MPI that the site's launcher can start.
 
 An MPI from pip does not support every launcher: PALS and Cray's srun start its ranks, but each rank
-becomes a separate world. ``init`` then raises an error; this check is made before the job is
+becomes a separate world. ``init`` then raises an error; these checks are made before the job is
 queued.
 """
 
@@ -13,6 +13,7 @@ import functools
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
@@ -24,31 +25,30 @@ from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.launch.loaded import SHORT_ADDRESSES
 from qsgd_hpc.launch.mpi import Library, find_library
 from qsgd_hpc.launch.remedies import leave_pip_out
+from qsgd_hpc.rules import PLAIN_BITS
 
-__all__ = [
-    "WARNING",
-    "fitted",
-    "imported",
-    "library_of",
-    "look",
-    "python_at",
-    "python_of",
-]
+__all__ = ["WARNING", "fit_launcher", "fitted", "library_of", "noted", "package_faults"]
 
 WARNING = "warning: "  # prefix of remarks that are warnings
+PROBE_TIMEOUT_S = 20.0  # a Python on a busy shared file system needs seconds to start
+# Without importing it, as that may need modules of the job. A folder of this name has no origin.
+_PROBE = (
+    "import importlib.util; spec = importlib.util.find_spec('qsgd_hpc'); "
+    "print('missing' if spec is None or spec.origin is None else 'found')"
+)
+_CHOICES = "--venv, --conda or --python"
 
 
-def look(request: JobRequest, site: Site) -> Site:
+def fit_launcher(request: JobRequest, site: Site) -> Site:
     """Return the site for this request: see :func:`fitted`.
 
     A request with one rank, a script without ranks, or a program that is not a
     Python that can be inspected here, is not checked.
     """
-    python = python_of(request, site)
+    python = _python_of(request, site)
     if request.ranks < 2 or not request.is_python or python is None:
         return site
-    script = (request.workdir or Path.cwd()) / request.script
-    if not (request.horovod or request.alone or _may_use_ranks(script)):
+    if not (request.horovod or request.alone or _may_use_ranks(_script(request))):
         return site
     library = library_of(python, {**site.env, **request.env})
     if library is None or library.package is None:
@@ -57,16 +57,16 @@ def look(request: JobRequest, site: Site) -> Site:
     return fitted(request, site, library, _plugins() if srun else None)
 
 
-def python_of(request: JobRequest, site: Site) -> str | None:
+def _python_of(request: JobRequest, site: Site) -> str | None:
     """Return the path of the job's Python; None if only the job can determine it."""
-    if python := python_at(request, site):
+    if python := _python_at(request, site):
         return python
     # The site's setup or a module may change PATH in the job.
     unknown = request.conda or request.modules or site.setup
     return None if unknown else shutil.which(request.interpreter(site.python, sys.executable))
 
 
-def python_at(request: JobRequest, site: Site) -> str | None:
+def _python_at(request: JobRequest, site: Site) -> str | None:
     """Return the path of the job's Python; None if PATH or the name of an environment decides."""
     name = request.interpreter(site.python, sys.executable)
     if Path(name).is_absolute():
@@ -183,13 +183,10 @@ def _may_use_ranks(script: Path) -> bool:
         if file in seen:
             continue
         seen.add(file)
-        try:
-            tree = ast.parse(file.read_bytes())
-        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = _tree(file)
+        if tree is None or any(map(_imports_unknown, ast.walk(tree))):
             return True
-        if any(map(_imports_unknown, ast.walk(tree))):
-            return True
-        for level, name in imported(tree):
+        for level, name in _imported(tree):
             if not level and name.partition(".")[0] in _RANKS | _ANYTHING:
                 return True
             parents = file.parents
@@ -198,7 +195,19 @@ def _may_use_ranks(script: Path) -> bool:
     return False
 
 
-def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def _script(request: JobRequest) -> Path:
+    return (request.workdir or Path.cwd()) / request.script
+
+
+def _tree(script: Path) -> ast.Module | None:
+    """Return the syntax tree of a script; None if it cannot be read."""
+    try:
+        return ast.parse(script.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield imports as (leading dots, name); for `from a import b` also a.b."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -228,3 +237,87 @@ def _files_of(folder: Path, name: str) -> Iterator[Path]:
         yield from (
             f for f in (base.with_name(f"{base.name}.py"), base / "__init__.py") if f.is_file()
         )
+
+
+def package_faults(request: JobRequest, site: Site) -> list[str]:
+    """Return the fault of a Python on this machine that lacks the package that the job needs."""
+    need, python = _need(request), _python_at(request, site)
+    if need is None or python is None or _is_of_site(request, site):
+        return []
+    if request.modules or _has_module(request, site) or _has_package(request, site, python):
+        return []
+    return [
+        f"{need} needs qsgd-hpc, which is not installed for {python}. Use `{python} -m pip install "
+        f"qsgd-hpc`, or select another Python by {_CHOICES}."
+    ]
+
+
+def noted(request: JobRequest, site: Site) -> Site:
+    """Return the site, with a remark if the job needs the package in the site's own Python."""
+    if not _is_of_site(request, site) or _has_module(request, site) or _need(request) is None:
+        return site
+    python = _python_of(request, site)
+    if python is not None and _has_package(request, site, python):
+        return site
+    setup = f" ({'; '.join(site.setup)})" if site.setup else ""
+    text = (
+        f"the job runs {site.name}'s {site.python}{setup}, not {sys.executable}: install qsgd-hpc "
+        f"for it, or select another Python by {_CHOICES}."
+    )
+    return dataclasses.replace(site, remarks=(*site.remarks, text))
+
+
+def _is_of_site(request: JobRequest, site: Site) -> bool:
+    """Return whether the job's Python is one that the profile names, on nodes of a batch site."""
+    chosen = request.python or request.venv or request.conda
+    return not chosen and site.scheduler != "local" and site.python is not None
+
+
+def _has_module(request: JobRequest, site: Site) -> bool:
+    """Return whether the job loads a module of this package, as recipes/modules provides."""
+    return any("qsgd" in line for line in (*site.setup, *request.modules))
+
+
+def _need(request: JobRequest) -> str | None:
+    """Return what cannot do without the package in the job's Python, or None."""
+    if not request.is_python:
+        return None
+    bits, weight_bits = (request.env.get(name) for name in ("QSGD_BITS", "QSGD_WEIGHT_BITS"))
+    if bits and bits != str(PLAIN_BITS):
+        return f"--bits {bits}"
+    if weight_bits:
+        return f"--weight-bits {weight_bits}"
+    if request.horovod:
+        return "--horovod"
+    return str(request.script) if _imports_package(_script(request)) else None
+
+
+def _imports_package(script: Path) -> bool:
+    """Return whether a script imports the package at its top level, outside of ``try``."""
+    tree = _tree(script)
+    body = tree.body if tree else []
+    always = [each for each in body if isinstance(each, ast.Import | ast.ImportFrom)]
+    names = (name for each in always for level, name in _imported(each) if not level)
+    return any(name.partition(".")[0] == "qsgd_hpc" for name in names)
+
+
+def _has_package(request: JobRequest, site: Site, python: str) -> bool:
+    """Return whether a Python finds the package from the script's folder; True if unknown."""
+    path = {**os.environ, **site.env, **request.env}.get("PYTHONPATH", "")
+    return python == sys.executable or _finds(python, path, _script(request).parent)
+
+
+def _finds(python: str, path: str, folder: Path) -> bool:
+    try:
+        done = subprocess.run(
+            [python, "-c", _PROBE],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return True
+    return done.stdout.split()[-1:] != ["missing"]
