@@ -68,6 +68,7 @@ _DISTRIBUTED_CALLS = (
 )
 _DISTRIBUTED_LIBRARIES = {
     "accelerate": "accelerate",
+    "deepspeed": "DeepSpeed, whose engine this package cannot compress",
     "lightning": "lightning, with Trainer(strategy=...)",
     "pytorch_lightning": "lightning, with Trainer(strategy=...)",
 }

@@ -74,6 +74,7 @@ def test_a_serial_script_is_sent_to_convert(folder, capsys):
     [
         ("import torch.distributed as d\nd.init_process_group('gloo')\n", "torch.distributed."),
         ("from accelerate import Accelerator\n", "accelerate"),
+        ("import deepspeed\n", "DeepSpeed"),
         ("from transformers import Trainer\nTrainer(m).train()\n", "transformers.Trainer()"),
     ],
 )

@@ -66,7 +66,7 @@ def test_what_the_check_warns_of_is_to_be_decided(tmp_path):
             "distributed by lightning, with Trainer(strategy=...): start it by qsgd-hpc run -np 2",
         ),
         ("import accelerate\nimport torch\n", "distributed by accelerate: start it by"),
-        ("import deepspeed\nimport torch\n", "take out DeepSpeed first"),
+        ("import deepspeed\nimport torch\n", "distributed by DeepSpeed, whose engine"),
         (
             "from transformers import Trainer\nTrainer(m).train()\n",
             "by transformers.Trainer(): start",

@@ -94,8 +94,6 @@ def convert(
 
 def _framework(script: Script) -> Framework:
     called = {script.called(call) for call in script.calls}
-    if any(each.module.partition(".")[0] == "deepspeed" for each in script.imports):
-        raise UsageError(f"{script.path}: trains with deepspeed; take out DeepSpeed first")
     if (fault := distributed_without_hvd(script)) is not None:
         raise UsageError(f"{script.path}: already {fault}")
     found = set(script.frameworks)
