@@ -212,6 +212,16 @@ def test_arguments_reach_the_script_as_given_and_execute_nothing(bed: Bed) -> No
     assert not list(Path().glob("*pwned"))[1:]
 
 
+def test_ranks_have_the_script_s_variables_although_the_job_was_submitted_without_any(
+    bed: Bed,
+) -> None:
+    script = write("shown.py", "import os; print('seen', os.environ['V'])")
+    request = JobRequest(script, env={"V": "7"}, extra=("#SBATCH --export=NONE",))
+    (done,) = ended(jobs.submit(request).id)
+    text = done.log_path.read_text()
+    assert done.state is JobState.COMPLETED and "seen 7" in text, text
+
+
 def test_an_array_is_one_job_with_a_log_for_each_task(bed: Bed) -> None:
     script = write("task.py", "import sys; print(sys.argv[1:]); sys.exit(sys.argv[2] == '3')")
     request = JobRequest(script, array={"n": ("1", "2", "3")}, at_once=2, ranks_per_node=1)
