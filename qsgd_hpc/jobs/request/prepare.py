@@ -66,12 +66,11 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
         if not dry_run:
             faults += _command_faults(site)
         faults += choice_faults(filled, site.scheduler)
-        faults += _python_faults(filled)
+        faults += _python_fault(filled, site, workdir, dry_run=dry_run)
         faults += after_faults(filled.after, site, ask=not dry_run)
         if not dry_run:
             faults += home_faults(registry.jobs_dir(), site.scheduler)
             faults += package_faults(filled, site)
-            faults += _absent_python(filled, site, workdir)
     # The script may be for another machine, whose folders cannot be checked here.
     folders = () if dry_run else _folder_faults(request, workdir)
     script = _script_faults(request, workdir / request.script)
@@ -111,32 +110,32 @@ def _folder_faults(request: JobRequest, workdir: Path) -> Iterator[str]:
         )
 
 
-def _absent_python(request: JobRequest, site: Site, workdir: Path) -> Iterator[str]:
-    """Yield the fault of a --python that this machine lacks, if the job runs here as it is."""
-    python = request.python
-    changed = request.modules or request.conda or request.venv or site.setup
-    if site.scheduler != "local" or not python or changed or "PATH" in {**site.env, **request.env}:
+def _python_fault(
+    request: JobRequest, site: Site, workdir: Path, *, dry_run: bool
+) -> Iterator[str]:
+    """Yield the fault of a --python with arguments, or that a job on this machine would not find.
+
+    With ``dry_run``, the script may be for another machine, whose programs are unknown here.
+    """
+    python = request.python or ""
+    program, *words = python.split() or [python]
+    # A path may contain spaces.
+    if words and not (Path(python).is_file() or ("/" in program and not shutil.which(program))):
+        yield (
+            f"--python {python!r}: use one program, without arguments. For a container, write an "
+            f'executable script with the lines `#!/bin/bash` and `exec {python} "$@"`, and use '
+            "--python with its path."
+        )
         return
-    if not any(_python_faults(request)) and not shutil.which(
-        str(workdir / python) if "/" in python else python
-    ):
+    changed = request.modules or request.conda or request.venv or site.setup
+    changed = changed or "PATH" in {**site.env, **request.env}
+    if dry_run or site.scheduler != "local" or not python or changed:
+        return
+    if not shutil.which(str(workdir / python) if "/" in python else python):
         yield (
             f"--python {python}: there is no such program here. Use the name of one in PATH, or "
             "its path."
         )
-
-
-def _python_faults(request: JobRequest) -> Iterator[str]:
-    """Yield the fault of a --python that consists of a program and its arguments."""
-    python = request.python or ""
-    program, *words = python.split() or [python]
-    if not words or Path(python).is_file() or ("/" in program and not shutil.which(program)):
-        return  # a path may contain spaces
-    yield (
-        f"--python {python!r}: use one program, without arguments. For a container, write an "
-        f'executable script with the lines `#!/bin/bash` and `exec {python} "$@"`, and use '
-        "--python with its path."
-    )
 
 
 def _script_faults(request: JobRequest, script: Path) -> Iterator[str]:
