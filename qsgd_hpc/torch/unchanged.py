@@ -73,8 +73,6 @@ def quantize_unasked(module: Any) -> None:
 
 
 def _quantize(module: Any) -> None:
-    if dist.get_world_size() == 1:
-        return
     from qsgd_hpc.torch.fsdp.layout import sharded_modules
     from qsgd_hpc.torch.fsdp.quantize import is_quantized, quantize_fsdp
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -77,6 +78,8 @@ def param_groups(module: Any) -> list[Any]:
 def before_first_gathering(module: Any, act: Callable[[Any], None]) -> None:
     """Call ``act(module)`` before FSDP2 first gathers weights, if the module is the outermost one.
 
+    With one rank, nothing is sent, and ``act`` is not called.
+
     A forward_pre_hook would not run in other methods (``register_fsdp_forward_method``), and torch
     would trace it in a compiled model. Of several calls for one module, the last acts first.
     """
@@ -85,7 +88,8 @@ def before_first_gathering(module: Any, act: Callable[[Any], None]) -> None:
 
     @functools.wraps(begin)
     def beginning() -> None:
-        if state._is_root is None:  # the modules in the outermost one know by now
+        # The modules in the outermost one know by now that they are not it.
+        if state._is_root is None and dist.get_world_size() > 1:
             act(module)
         begin()
 

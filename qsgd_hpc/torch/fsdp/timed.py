@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
     DefaultAllGather,
     DefaultReduceScatter,
@@ -64,8 +63,6 @@ def time_shards(module: Any, note: Note) -> None:
     """
 
     def replace(module: Any) -> None:
-        if dist.get_world_size() == 1:
-            return
         for each in sharded_modules(module).values():
             for group in param_groups(each):
                 for name in ("_all_gather_comm", "_reduce_scatter_comm"):
