@@ -24,6 +24,7 @@ LAYERS = (
 )
 # A library of its own, linked with nothing of the core: it reads one table of functions.
 ONLY = {"tensorflow": {"foreign/table.h", "common"}}
+MARKED = re.compile(r"^QSGD_CLONES\s+\w+ (\w+)\(", re.M)
 INCLUDE = re.compile(r'^\s*#\s*include "(([a-z]+)/[^"]+)"', re.M)
 
 
@@ -58,3 +59,19 @@ def test_an_include_that_goes_up_is_found(file, header, tmp_path):
     (tmp_path / file).parent.mkdir()
     (tmp_path / file).write_text(f'#include <vector>\n#include "{header}"\n')
     assert list(wrong(tmp_path)) == [f"{file} includes {header}"]
+
+
+def test_function_clones_are_called_in_their_own_file_only():
+    """Clang rejects a function that was declared and called before its definition is marked.
+
+    The compiler of other tests, GCC, does not.
+    """
+    headers = "".join(file.read_text(encoding="utf-8") for file in CSRC.rglob("*.h"))
+    marked = [
+        (file.name, name)
+        for file in CSRC.rglob("*.cc")
+        for name in MARKED.findall(file.read_text(encoding="utf-8"))
+    ]
+    assert len(marked) > 5
+    declared = re.compile(r"^(?:static )?[\w:]+\*? (\w+)\(", re.M)
+    assert [each for each in marked if each[1] in declared.findall(headers)] == []

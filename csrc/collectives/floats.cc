@@ -7,30 +7,15 @@
 #include "quant/convert.h"
 
 namespace qsgd {
-
-void to_floats(const void* x, DType dtype, size_t count, float* to) {
-  if (dtype != DType::kFloat32) return float32_from(x, dtype, count, to);
-  if (count > 0) std::memcpy(to, x, count * sizeof(float));
-}
-
-bool from_floats(const float* from, size_t count, DType dtype, void* x) {
-  if (dtype != DType::kFloat32) return float32_to(from, count, dtype, x);
-  if (count > 0) std::memcpy(x, from, count * sizeof(float));
-  return all_finite(from, count, dtype);
-}
+namespace {
 
 QSGD_CLONES
-void add_floats(const float* x, size_t count, float* sum) {
-  for (size_t i = 0; i < count; ++i) sum[i] += x[i];
-}
-
-QSGD_CLONES
-void scale_floats(float by, size_t count, float* x) {
+void scale(float by, size_t count, float* x) {
   for (size_t i = 0; i < count; ++i) x[i] *= by;
 }
 
 QSGD_CLONES
-Quality compare(const float* value, const float* sent, size_t count) {
+Quality quality(const float* value, const float* sent, size_t count) {
   constexpr int kLanes = 8;  // a fixed number, so that every instruction set gives the same sums
   double error[kLanes] = {}, energy[kLanes] = {};
   size_t i = 0;
@@ -49,6 +34,29 @@ Quality compare(const float* value, const float* sent, size_t count) {
   Quality q;
   for (int lane = 0; lane < kLanes; ++lane) q += {error[lane], energy[lane]};
   return std::isfinite(q.error) ? q : Quality{};
+}
+
+}  // namespace
+
+void to_floats(const void* x, DType dtype, size_t count, float* to) {
+  if (dtype != DType::kFloat32) return float32_from(x, dtype, count, to);
+  if (count > 0) std::memcpy(to, x, count * sizeof(float));
+}
+
+bool from_floats(const float* from, size_t count, DType dtype, void* x) {
+  if (dtype != DType::kFloat32) return float32_to(from, count, dtype, x);
+  if (count > 0) std::memcpy(x, from, count * sizeof(float));
+  return all_finite(from, count, dtype);
+}
+
+void add_floats(const float* x, size_t count, float* sum) {
+  reduce_into(sum, x, count, DType::kFloat32, ReduceOp::kSum);
+}
+
+void scale_floats(float by, size_t count, float* x) { scale(by, count, x); }
+
+Quality compare(const float* value, const float* sent, size_t count) {
+  return quality(value, sent, count);
 }
 
 }  // namespace qsgd

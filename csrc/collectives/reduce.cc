@@ -43,7 +43,7 @@ void reduce_typed(T* into, const T* from, size_t count, ReduceOp op) {
 }
 
 QSGD_CLONES
-void add_floats(float* into, const float* from, size_t count) {
+void add_32(float* into, const float* from, size_t count) {
   for (size_t i = 0; i < count; ++i) into[i] = from[i] + into[i];
 }
 
@@ -78,7 +78,7 @@ bool scale_typed(T* to, const T* from, size_t count, double factor, int divisor)
 }
 
 QSGD_CLONES
-bool scale_floats(float* to, const float* from, size_t count, float by) {
+bool scale_32(float* to, const float* from, size_t count, float by) {
   uint32_t most = 0;
   for (size_t i = 0; i < count; ++i) {
     const float value = from[i] * by;
@@ -113,6 +113,18 @@ bool finite_64(const uint64_t* x, size_t count) {
   return finite_bits<uint64_t>(x, count, 0x7fffffffffffffff, 0x7ff0000000000000);
 }
 
+QSGD_CLONES
+bool add_scaled_32(float* to, const float* a, const float* b, size_t count, float by) {
+  uint32_t most = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const float value = (b[i] + a[i]) * by;
+    const uint32_t magnitude = magnitude_bits(value);
+    most = magnitude > most ? magnitude : most;
+    to[i] = value;
+  }
+  return most < kInfinity;
+}
+
 }  // namespace
 
 const char* describe(ReduceOp op) {
@@ -124,7 +136,7 @@ const char* describe(ReduceOp op) {
 void reduce_into(void* into, const void* from, size_t count, DType dtype, ReduceOp op) {
   const bool sum = op == ReduceOp::kSum || op == ReduceOp::kAverage;
   if (dtype == DType::kFloat32 && sum) {
-    return add_floats(static_cast<float*>(into), static_cast<const float*>(from), count);
+    return add_32(static_cast<float*>(into), static_cast<const float*>(from), count);
   }
   dispatch(dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -134,8 +146,8 @@ void reduce_into(void* into, const void* from, size_t count, DType dtype, Reduce
 
 bool scale_copy(void* to, const void* from, size_t count, DType dtype, double factor, int divisor) {
   if (dtype == DType::kFloat32) {
-    return scale_floats(static_cast<float*>(to), static_cast<const float*>(from), count,
-                        static_cast<float>(factor / divisor));
+    return scale_32(static_cast<float*>(to), static_cast<const float*>(from), count,
+                    static_cast<float>(factor / divisor));
   }
   return dispatch(dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -143,16 +155,8 @@ bool scale_copy(void* to, const void* from, size_t count, DType dtype, double fa
   });
 }
 
-QSGD_CLONES
 bool add_scaled(float* to, const float* a, const float* b, size_t count, float by) {
-  uint32_t most = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const float value = (b[i] + a[i]) * by;
-    const uint32_t magnitude = magnitude_bits(value);
-    most = magnitude > most ? magnitude : most;
-    to[i] = value;
-  }
-  return most < kInfinity;
+  return add_scaled_32(to, a, b, count, by);
 }
 
 bool all_finite(const void* x, size_t count, DType dtype) {

@@ -3,7 +3,8 @@
 
 // Marked functions are compiled for several instruction sets and selected when the library is
 // loaded. -ffp-contract=off keeps their results bit-identical. Selected by features, not by model:
-// "arch=haswell" is selected on a Haswell only, not on its successors.
+// "arch=haswell" is selected on a Haswell only, not on its successors. Mark functions of an unnamed
+// namespace only: GCC links no clones of another file, and Clang rejects a call before the mark.
 #if !defined(__x86_64__) || !defined(__GNUC__) || defined(QSGD_NO_CLONES)
 #define QSGD_CLONES
 #elif __GNUC__ >= 12 || defined(__clang__)

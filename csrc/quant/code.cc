@@ -26,6 +26,14 @@ const std::array<const Code*, kCodes>& table() {
   return codes;
 }
 
+QSGD_CLONES
+void rest_of(const float* value, size_t count, float* left) {
+  for (size_t i = 0; i < count; ++i) {
+    const float rest = value[i] - left[i];
+    left[i] = magnitude_bits(rest) < kInfinity ? rest : 0.0f;
+  }
+}
+
 }  // namespace
 
 const Code& code_of(Scheme scheme) {
@@ -57,13 +65,7 @@ double Code::mean_code_bytes(const CodecSpec& spec, size_t count) const {
   return static_cast<double>(code_bytes(spec, count));
 }
 
-QSGD_CLONES
-void keep_rest(const float* value, size_t count, float* left) {
-  for (size_t i = 0; i < count; ++i) {
-    const float rest = value[i] - left[i];
-    left[i] = magnitude_bits(rest) < kInfinity ? rest : 0.0f;
-  }
-}
+void keep_rest(const float* value, size_t count, float* left) { rest_of(value, count, left); }
 
 bool encode(const void* x, DType dtype, size_t count, uint64_t first, const CodecSpec& spec,
             const NoiseKey& key, float* scales, uint8_t* codes) {
