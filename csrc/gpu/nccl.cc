@@ -26,15 +26,6 @@ namespace {
 // Declarations of nccl.h, version 2.14 and later.
 constexpr int kSuccess = 0, kInProgress = 7;
 constexpr size_t kIdBytes = 128;
-struct Id {
-  char bytes[kIdBytes];
-};
-struct Config {
-  size_t size = sizeof(Config);
-  unsigned magic = 0xcafebeef;
-  unsigned version = 21400;  // of these fields
-  int blocking = 0;
-};
 constexpr int kInt8 = 0;
 
 // NCCL's type; empty: not supported, reduced on the host.
@@ -84,6 +75,16 @@ constexpr std::chrono::seconds kJoining{120}, kClosing{10};
 }  // namespace
 
 struct NcclCalls {
+  struct Id {
+    char bytes[kIdBytes];
+  };
+  struct Config {
+    size_t size = sizeof(Config);
+    unsigned magic = 0xcafebeef;
+    unsigned version = 21400;  // of these fields
+    int blocking = 0;
+  };
+
   using Result = int;
   Result (*get_id)(Id*);
   Result (*init)(void**, int, Id, int, Config*);
@@ -211,7 +212,7 @@ std::unique_ptr<Nccl> Nccl::make(Transport& transport, const std::vector<int>& r
 
   const Device::Use here(*device);
   struct Start {
-    Id id;
+    NcclCalls::Id id;
     int result;
   };
   const KeptOnFailure<Start> start{Start{}};
@@ -242,9 +243,9 @@ Nccl::~Nccl() {
 
 // Non-blocking, so that the job can be aborted meanwhile.
 std::string Nccl::join(const std::string& id) {
-  Id its;
+  NcclCalls::Id its;
   std::memcpy(its.bytes, id.data(), kIdBytes);
-  Config config;
+  NcclCalls::Config config;
   try {
     const int result = calls_->init(&communicator_, size_, its, rank_, &config);
     if (result != kSuccess && result != kInProgress) {
