@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import tarfile
 import zipfile
+from importlib import resources
 from importlib.metadata import metadata
 from pathlib import Path
 
@@ -20,6 +22,21 @@ from building.units import units
 
 # What GCC 7 says of the vector AES instructions.
 REFUSAL = 'error: attribute(target("vaes")) is unknown'
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="its headers; ziglang has built the core")
+def test_clang_accepts_what_gcc_has_compiled(tmp_path):
+    """Wheels, and installations without GCC, are compiled by the Clang of ziglang."""
+    clang = resources.files("ziglang")
+    sources = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*.cc"))]
+    compiled = [each for each in units(sources, tmp_path) if not re.search("neon|bindings", each)]
+    assert len(compiled) > 15
+    command = [str(clang / "zig"), "clang", "-fsyntax-only", "-std=c++17", "-Icsrc"]
+    command += ["-isystem", str(clang / "lib" / "include")]
+    for each in compiled:
+        path = tmp_path / each if (tmp_path / each).exists() else ROOT / each
+        done = subprocess.run([*command, path], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture
