@@ -66,7 +66,7 @@ core = Pybind11Extension(
     "qsgd_hpc._core",
     units((s for s in SOURCES if s not in OF_TENSORFLOW), ROOT),
     include_dirs=["csrc"],
-    depends=sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.h")),
+    depends=[*SOURCES, *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.h"))],
     cxx_std=17,
     extra_compile_args=FLAGS,
     libraries=["dl"],

@@ -96,12 +96,14 @@ Failure* new_failure(const Api& api, const std::string& text) {
   return api.new_failure(&made);
 }
 
-// The runtime rejects handlers of another major version.
+// The runtime rejects handlers of another major version, or, as JAX 0.5, of any version but 0.1; that
+// one asks without functions.
 bool tells_version(const CallFrame& frame) {
   Extension* const asked = frame.header.extensions;
   if (asked == nullptr || asked->type != kMetadata) return false;
   Metadata& metadata = *reinterpret_cast<MetadataRequest*>(asked)->metadata;
-  metadata.version = {header_of<Version>(), kMajor, frame.api->version.minor};
+  const int32_t minor = frame.api == nullptr ? 1 : frame.api->version.minor;
+  metadata.version = {header_of<Version>(), kMajor, minor};
   metadata.traits = 0;
   return true;
 }
