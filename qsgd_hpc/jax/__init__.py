@@ -6,6 +6,16 @@ optax optimizer. Gradients are compressed if it is given
 ``QSGD_BITS`` is set (``qsgd-hpc run --bits 4`` sets it).
 """
 
+import jax
+
+from qsgd_hpc.errors import UsageError
+
+if jax.__version_info__ < (0, 5, 1):
+    raise UsageError(
+        f"qsgd_hpc.jax needs JAX 0.5.1 or newer, whose programs go on while a collective waits; "
+        f"this is {jax.__version__}"
+    )
+
 from qsgd_hpc.frameworks import common
 from qsgd_hpc.frameworks.common import *
 from qsgd_hpc.jax import elastic, functions, ops
