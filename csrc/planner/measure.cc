@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "collectives/exchange.h"
 #include "common/kept.h"
 #include "planner/codec_timing.h"
 #include "planner/observe.h"
@@ -21,10 +22,7 @@ double exchange_s(Transport& transport, int to, int from, size_t size_bytes, int
   const KeptOnFailure<std::vector<char>> out(std::vector<char>(size_bytes, 1));
   KeptOnFailure<std::vector<char>> in(std::vector<char>(size_bytes, 0));
   return median_s(repeats, [&] {
-    std::vector<RequestPtr> requests;
-    requests.push_back(transport.irecv(from, Tag::kData, in->data(), size_bytes));
-    requests.push_back(transport.isend(to, Tag::kData, out->data(), size_bytes));
-    transport.wait(requests);
+    send_receive(transport, Tag::kData, to, out->data(), size_bytes, from, in->data(), size_bytes);
   });
 }
 
@@ -94,9 +92,9 @@ Machine measure(Communicator& communicator, int ranks_per_node,
   for (const std::vector<CodecSpec>* list : {&codecs, &untried}) {
     for (const CodecSpec& spec : *list) m.codecs.push_back(time_codec(spec, communicator.workers));
   }
-  agree_on_maxima(transport, times_of(m));  // the next measurement subtracts what these explain
+  agree_on_maxima(communicator, times_of(m));  // the next measurement subtracts what these explain
   m.shared = measure_shared(communicator, m);
-  agree_on_maxima(transport, times_of(m));
+  agree_on_maxima(communicator, times_of(m));
   observe(communicator, m, codecs);
   return m;
 }
