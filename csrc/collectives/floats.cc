@@ -1,28 +1,10 @@
 #include "collectives/floats.h"
 
 #include <cmath>
-#include <cstring>
 
-#include "collectives/reduce.h"
-#include "quant/convert.h"
+#include "common/clones.h"
 
 namespace qsgd {
-
-void to_floats(const void* x, DType dtype, size_t count, float* to) {
-  if (dtype != DType::kFloat32) return float32_from(x, dtype, count, to);
-  if (count > 0) std::memcpy(to, x, count * sizeof(float));
-}
-
-bool from_floats(const float* from, size_t count, DType dtype, void* x) {
-  if (dtype != DType::kFloat32) return float32_to(from, count, dtype, x);
-  if (count > 0) std::memcpy(x, from, count * sizeof(float));
-  return all_finite(from, count, dtype);
-}
-
-QSGD_CLONES
-void add_floats(const float* x, size_t count, float* sum) {
-  for (size_t i = 0; i < count; ++i) sum[i] += x[i];
-}
 
 QSGD_CLONES
 void scale_floats(float by, size_t count, float* x) {
