@@ -26,10 +26,18 @@ double exchange_s(Transport& transport, int to, int from, size_t size_bytes, int
   });
 }
 
-Link link_to(Transport& transport, int to, int from) {
-  const double small_s = exchange_s(transport, to, from, kSmallBytes, kSmallRepeats);
-  const double large_s = exchange_s(transport, to, from, kLargeBytes, kLargeRepeats);
+// seconds(size_bytes, repeats) returns the measured time of a message.
+template <class Seconds>
+Link link_of(const Seconds& seconds) {
+  const double small_s = seconds(kSmallBytes, kSmallRepeats);
+  const double large_s = seconds(kLargeBytes, kLargeRepeats);
   return {small_s, std::max(0.0, large_s - small_s) / kLargeBytes};
+}
+
+Link link_to(Transport& transport, int to, int from) {
+  return link_of([&](size_t size_bytes, int repeats) {
+    return exchange_s(transport, to, from, size_bytes, repeats);
+  });
 }
 
 // Each rank sends to the next one of its node, the last to the first.
@@ -62,17 +70,14 @@ std::vector<double*> times_of(Machine& m) {
 // Link of the node's shared memory: the part of the time that other constants do not explain.
 Link measure_shared(Communicator& communicator, const Machine& machine) {
   if (!traits_of(machine.exact).has(kNeedsNode)) return {};
-  const auto seconds = [&](size_t size_bytes, int repeats) {
+  return link_of([&](size_t size_bytes, int repeats) {
     const size_t count = size_bytes / sizeof(float);
     KeptOnFailure<std::vector<float>> x(std::vector<float>(count, 1)), sum(*x);
     std::vector<ReduceTensor> tensors{{x->data(), sum->data(), count, 0, 0}};
     const double whole_s = median_s(
         repeats, [&] { allreduce(communicator, tensors, {}, std::nullopt, machine.exact, 0); });
     return std::max(0.0, whole_s - allreduce_s(machine, machine.exact, count, std::nullopt));
-  };
-  const double small_s = seconds(kSmallBytes, kSmallRepeats);
-  const double large_s = seconds(kLargeBytes, kLargeRepeats);
-  return {small_s, std::max(0.0, large_s - small_s) / kLargeBytes};
+  });
 }
 
 }  // namespace
