@@ -28,21 +28,6 @@ T* at_address(Address address) {
   return reinterpret_cast<T*>(address);  // NOLINT: an address from torch's data_ptr()
 }
 
-// Several coders may share the workers, one at a time.
-class Coder {
- public:
-  Coder(const std::vector<BucketTensor>& tensors, const std::string& dtype, uint64_t seed, int rank,
-        int size, size_t limit, std::shared_ptr<Workers> workers)
-      : workers_(std::move(workers)),
-        coder_(tensors, parse_dtype(dtype), seed, rank, size, limit, workers_.get()) {}
-
-  BucketCoder& operator*() { return coder_; }
-
- private:
-  const std::shared_ptr<Workers> workers_;
-  BucketCoder coder_;
-};
-
 BucketTensor tensor_of(size_t at, size_t count, uint32_t id, const OptionalSpec& spec,
                        Address residual, Address owner_residual) {
   return {at, count, id, spec, at_address<float>(residual), at_address<float>(owner_residual)};
@@ -192,45 +177,47 @@ void bind_tensor(py::module_& m) {
 
 void bind_host_coder(py::module_& m) {
   using Free = py::call_guard<py::gil_scoped_release>;
-  py::class_<Workers, std::shared_ptr<Workers>>(m, "Workers")
-      .def(py::init<int>(), py::arg("threads"));
-  py::class_<Coder>(m, "BucketCoder",
-                    "Codes the average of a bucket: begin, then encode, reduce and decode of each "
-                    "wave. Arguments are addresses; see csrc/collectives/bucket_coder.h.")
-      .def(py::init<const std::vector<BucketTensor>&, const std::string&, uint64_t, int, int,
-                    size_t, std::shared_ptr<Workers>>(),
+  py::class_<Workers>(m, "Workers").def(py::init<int>(), py::arg("threads"));
+  py::class_<BucketCoder>(m, "BucketCoder",
+                          "Codes the average of a bucket: begin, then encode, reduce and decode of "
+                          "each wave. Arguments are addresses; see "
+                          "csrc/collectives/bucket_coder.h. Several may share the workers, one at "
+                          "a time.")
+      .def(py::init([](const std::vector<BucketTensor>& tensors, const std::string& dtype,
+                       uint64_t seed, int rank, int size, size_t limit, Workers* workers) {
+             return std::make_unique<BucketCoder>(tensors, parse_dtype(dtype), seed, rank, size,
+                                                  limit, workers);
+           }),
            py::arg("tensors"), py::kw_only(), py::arg("dtype"), py::arg("seed"), py::arg("rank"),
-           py::arg("size"), py::arg("limit") = 0, py::arg("workers"))
-      .def_property_readonly("waves", [](Coder& c) { return (*c).waves(); })
-      .def(
-          "bytes", [](Coder& c, size_t wave, int owner) { return (*c).bytes(wave, owner); },
-          py::arg("wave"), py::arg("owner"))
+           py::arg("size"), py::arg("limit") = 0, py::arg("workers"), py::keep_alive<1, 8>())
+      .def_property_readonly("waves", &BucketCoder::waves)
+      .def("bytes", &BucketCoder::bytes, py::arg("wave"), py::arg("owner"))
       .def(
           "begin",
-          [](Coder& c, Address bucket, const std::vector<uint32_t>& steps) {
-            (*c).begin(at_address<void>(bucket), steps);
+          [](BucketCoder& c, Address bucket, const std::vector<uint32_t>& steps) {
+            c.begin(at_address<void>(bucket), steps);
           },
           py::arg("bucket"), py::arg("steps"))
       .def(
           "encode",
-          [](Coder& c, size_t wave, Address messages) {
-            (*c).encode(wave, at_address<uint8_t>(messages));
+          [](BucketCoder& c, size_t wave, Address messages) {
+            c.encode(wave, at_address<uint8_t>(messages));
           },
           py::arg("wave"), py::arg("messages"), Free())
       .def(
           "reduce",
-          [](Coder& c, size_t wave, Address messages, Address result) {
-            (*c).reduce(wave, at_address<uint8_t>(messages), at_address<uint8_t>(result));
+          [](BucketCoder& c, size_t wave, Address messages, Address result) {
+            c.reduce(wave, at_address<uint8_t>(messages), at_address<uint8_t>(result));
           },
           py::arg("wave"), py::arg("messages"), py::arg("result"), Free())
       .def(
           "decode",
-          [](Coder& c, size_t wave, Address results, size_t stride) {
-            (*c).decode(wave, at_address<uint8_t>(results), stride);
+          [](BucketCoder& c, size_t wave, Address results, size_t stride) {
+            c.decode(wave, at_address<uint8_t>(results), stride);
           },
           py::arg("wave"), py::arg("results"), py::arg("stride"), Free())
-      .def("quality", [](Coder& c) {
-        const Quality all = (*c).quality();
+      .def("quality", [](const BucketCoder& c) {
+        const Quality all = c.quality();
         return py::make_tuple(all.error, all.energy);
       });
 }

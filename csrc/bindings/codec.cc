@@ -17,17 +17,6 @@ namespace py = pybind11;
 
 namespace {
 
-template <class T, size_t N>
-T look_up(const char* what, const std::string& name,
-          const std::array<std::pair<const char*, T>, N>& table) {
-  std::string known;
-  for (const auto& [key, value] : table) {
-    if (name == key) return value;
-    known += (known.empty() ? "" : ", ") + std::string(key);
-  }
-  throw qsgd::usage_error("unknown " + std::string(what) + " '" + name + "'; known are " + known);
-}
-
 // All values of an enumeration, with their names from describe().
 template <class T, int N>
 std::array<std::pair<const char*, T>, N> described() {
@@ -59,12 +48,12 @@ qsgd::OpKind parse_kind(const std::string& name) {
   return look_up("operation", name, described<qsgd::OpKind, qsgd::kOpKinds>());
 }
 
+namespace {
+
 qsgd::Generator parse_generator(const std::string& name) {
   using G = qsgd::Generator;
   return look_up<G, 2>("generator", name, {{{"ars", G::kArs}, {"philox", G::kPhilox}}});
 }
-
-namespace {
 
 qsgd::Norm parse_norm(const std::string& name) {
   return look_up<qsgd::Norm, 2>("norm", name,

@@ -13,7 +13,6 @@
 #include "collectives/barrier.h"
 #include "collectives/broadcast.h"
 #include "collectives/reducescatter.h"
-#include "engine/lifeline.h"
 #include "planner/measure.h"
 #include "transport/mpi_transport.h"
 #include "transport/subset_transport.h"
@@ -339,6 +338,12 @@ bool reducescatter_arrays(OwningCommunicator& owner, const py::array& source,
 }  // namespace
 }  // namespace qsgd
 
+std::vector<qsgd::Lifeline::Peer> peers_of(const Peers& peers) {
+  std::vector<qsgd::Lifeline::Peer> list;
+  for (const auto& [fd, rank, label] : peers) list.push_back({fd, rank, label});
+  return list;
+}
+
 void bind_communicator(py::module_& m) {
   using namespace qsgd;
   py::class_<NodeFacts>(m, "NodeFacts")
@@ -397,11 +402,8 @@ void bind_communicator(py::module_& m) {
            "A separate communicator of some of the ranks, in this order.")
       .def(
           "watch",
-          [](OwningCommunicator& owner, const std::vector<std::tuple<int, int, std::string>>& peers,
-             double grace_s) {
-            std::vector<Lifeline::Peer> list;
-            for (const auto& [fd, rank, label] : peers) list.push_back({fd, rank, label});
-            owner.watch(std::move(list), grace_s);
+          [](OwningCommunicator& owner, const Peers& peers, double grace_s) {
+            owner.watch(peers_of(peers), grace_s);
           },
           py::arg("peers"), py::arg("grace_s"))
       .def("close", &OwningCommunicator::close, py::call_guard<py::gil_scoped_release>())

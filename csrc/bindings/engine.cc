@@ -15,17 +15,16 @@ namespace qsgd {
 namespace {
 
 NonFinite parse_nonfinite(const std::string& name) {
-  if (name == "error") return NonFinite::kError;
-  if (name == "warn") return NonFinite::kWarn;
-  if (name == "propagate") return NonFinite::kPropagate;
-  throw usage_error("unknown policy '" + name + "'; known are error, warn, propagate");
+  return look_up<NonFinite, 3>("policy", name,
+                               {{{"error", NonFinite::kError},
+                                 {"warn", NonFinite::kWarn},
+                                 {"propagate", NonFinite::kPropagate}}});
 }
 
 Planning parse_planning(const std::string& name) {
-  if (name == "off") return Planning::kOff;
-  if (name == "advise") return Planning::kAdvise;
-  if (name == "on") return Planning::kChoose;
-  throw usage_error("unknown planner '" + name + "'; known are off, advise, on");
+  return look_up<Planning, 3>(
+      "planner", name,
+      {{{"off", Planning::kOff}, {"advise", Planning::kAdvise}, {"on", Planning::kChoose}}});
 }
 
 // The engine calls back from its own thread, which does not hold the GIL.
@@ -224,11 +223,8 @@ void bind_engine(py::module_& m) {
                   py::arg("config"), py::arg("ranks_per_node") = py::none())
       .def(
           "watch",
-          [](Engine& engine, const std::vector<std::tuple<int, int, std::string>>& peers,
-             double grace_s) {
-            std::vector<Lifeline::Peer> list;
-            for (const auto& [fd, rank, label] : peers) list.push_back({fd, rank, label});
-            engine.watch(std::move(list), grace_s);
+          [](Engine& engine, const Peers& peers, double grace_s) {
+            engine.watch(peers_of(peers), grace_s);
           },
           py::arg("peers"), py::arg("grace_s"), NoGil())
       .def(

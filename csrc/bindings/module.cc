@@ -7,6 +7,7 @@
 #include "common/error.h"
 #include "engine/roll_call.h"
 #include "engine/tree.h"
+#include "foreign/foreign.h"
 #include "planner/codes.h"
 #include "planner/plan.h"
 
@@ -61,11 +62,6 @@ std::vector<Seen> observations(const Machine& m) {
   return list;
 }
 
-PlanRequest request_of(const std::vector<CodecSpec>& codecs, const std::string& exact,
-                       const std::string& coded, bool any_algorithm, double worth) {
-  return {codecs, parse_algorithm(exact), parse_algorithm(coded), any_algorithm, worth};
-}
-
 void bind_machine(py::module_& m) {
   py::class_<Machine>(m, "Machine")
       .def(py::init(&make_machine), py::kw_only(), py::arg("ranks"), py::arg("ranks_per_node") = 1,
@@ -104,7 +100,9 @@ void bind_plan(py::module_& m) {
       "plan",
       [](const Machine& machine, size_t count, const std::vector<CodecSpec>& codecs,
          const std::string& exact, const std::string& coded, bool any_algorithm, double worth) {
-        return choose(machine, count, request_of(codecs, exact, coded, any_algorithm, worth));
+        return choose(
+            machine, count,
+            {codecs, parse_algorithm(exact), parse_algorithm(coded), any_algorithm, worth});
       },
       py::arg("machine"), py::kw_only(), py::arg("count"), py::arg("codecs"),
       py::arg("exact") = "auto", py::arg("coded") = "auto", py::arg("any_algorithm") = false,
@@ -145,19 +143,6 @@ constexpr char kCompiler[] = "Clang " __clang_version__;
 constexpr char kCompiler[] = "GCC " __VERSION__;
 #endif
 
-const char* class_of(qsgd::ErrorKind kind) {
-  switch (kind) {
-    case qsgd::ErrorKind::kUsage:
-      return "UsageError";
-    case qsgd::ErrorKind::kRankFailed:
-      return "RankFailedError";
-    case qsgd::ErrorKind::kNonFinite:
-      return "NonFiniteGradientError";
-    default:
-      return "HorovodInternalError";
-  }
-}
-
 void bind_tree(py::module_& m) {
   using qsgd::Tree;
   py::class_<Tree>(m, "Tree")
@@ -195,7 +180,8 @@ PYBIND11_MODULE(_core, m) {
     try {
       if (raised) std::rethrow_exception(raised);
     } catch (const qsgd::Error& error) {
-      const py::object type = py::module_::import("qsgd_hpc.errors").attr(class_of(error.kind()));
+      const py::object type =
+          py::module_::import("qsgd_hpc.errors").attr(qsgd::class_of(error.kind()));
       py::set_error(type, error.what());
     }
   });

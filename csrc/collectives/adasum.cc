@@ -3,6 +3,7 @@
 #include <string>
 
 #include "collectives/adasum_math.h"
+#include "collectives/exchange.h"
 #include "collectives/fold.h"
 #include "collectives/schedule.h"
 #include "common/error.h"
@@ -164,14 +165,7 @@ class Tree {
 
   void exchange(int peer, const void* send, size_t send_bytes, void* receive,
                 size_t receive_bytes) {
-    std::vector<RequestPtr> requests;
-    if (receive_bytes > 0) {
-      requests.push_back(transport_.irecv(peer, Tag::kData, receive, receive_bytes));
-    }
-    if (send_bytes > 0) {
-      requests.push_back(transport_.isend(peer, Tag::kData, send, send_bytes));
-    }
-    transport_.wait(requests);
+    send_receive(transport_, Tag::kData, peer, send, send_bytes, peer, receive, receive_bytes);
   }
 
   Transport& transport_;

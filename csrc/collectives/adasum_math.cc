@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "collectives/floats.h"
+#include "quant/convert.h"
 
 namespace qsgd {
 namespace {
@@ -73,8 +73,8 @@ Dots dots_of(const void* a, const void* b, DType dtype, size_t count) {
   }
   Dots dots{};
   for_blocks(dtype, count, [&](size_t at, size_t n, float* wide_a, float* wide_b) {
-    to_floats(static_cast<const char*>(a) + at, dtype, n, wide_a);
-    to_floats(static_cast<const char*>(b) + at, dtype, n, wide_b);
+    float32_from(static_cast<const char*>(a) + at, dtype, n, wide_a);
+    float32_from(static_cast<const char*>(b) + at, dtype, n, wide_b);
     dots += dots_32(wide_a, wide_b, n);
   });
   return dots;
@@ -91,10 +91,10 @@ void combine(void* own, double by_own, const void* other, double by_other, DType
     return combine_32(static_cast<float*>(own), x, static_cast<const float*>(other), y, count);
   }
   for_blocks(dtype, count, [&](size_t at, size_t n, float* wide_own, float* wide_other) {
-    to_floats(static_cast<const char*>(own) + at, dtype, n, wide_own);
-    to_floats(static_cast<const char*>(other) + at, dtype, n, wide_other);
+    float32_from(static_cast<const char*>(own) + at, dtype, n, wide_own);
+    float32_from(static_cast<const char*>(other) + at, dtype, n, wide_other);
     combine_32(wide_own, x, wide_other, y, n);
-    from_floats(wide_own, n, dtype, static_cast<char*>(own) + at);
+    float32_to(wide_own, n, dtype, static_cast<char*>(own) + at);
   });
 }
 

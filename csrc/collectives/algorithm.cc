@@ -12,13 +12,9 @@ QSGD_ALGORITHMS(QSGD_DECLARE)
 
 namespace {
 
-#define QSGD_COUNT(algorithm, name) +1
-constexpr size_t kAlgorithms = 0 QSGD_ALGORITHMS(QSGD_COUNT);
-#undef QSGD_COUNT
-
-const std::array<const AlgorithmTraits*, kAlgorithms>& table() {
+const auto& table() {
 #define QSGD_ENTRY(algorithm, name) &name##_algorithm(),
-  static const std::array<const AlgorithmTraits*, kAlgorithms> traits{QSGD_ALGORITHMS(QSGD_ENTRY)};
+  static const std::array traits{QSGD_ALGORITHMS(QSGD_ENTRY)};
 #undef QSGD_ENTRY
   return traits;
 }
@@ -33,7 +29,7 @@ Algorithm auto_among(int ranks, bool compressed) {
 
 const AlgorithmTraits& traits_of(Algorithm algorithm) {
   const auto index = static_cast<size_t>(algorithm);
-  if (index == 0 || index > kAlgorithms) {
+  if (index == 0 || index > table().size()) {
     throw internal_error("algorithm " + std::to_string(index) + " has no code");
   }
   return *table()[index - 1];
@@ -41,7 +37,7 @@ const AlgorithmTraits& traits_of(Algorithm algorithm) {
 
 std::vector<Algorithm> all_algorithms() {
   std::vector<Algorithm> all;
-  for (size_t i = 0; i <= kAlgorithms; ++i) all.push_back(static_cast<Algorithm>(i));
+  for (size_t i = 0; i <= table().size(); ++i) all.push_back(static_cast<Algorithm>(i));
   return all;
 }
 

@@ -4,8 +4,6 @@
 #include <limits>
 #include <string>
 
-#include "collectives/coded_part.h"
-#include "collectives/plain_part.h"
 #include "collectives/schedule.h"
 #include "common/error.h"
 
@@ -59,11 +57,10 @@ BucketCoder::BucketCoder(const std::vector<BucketTensor>& tensors, DType dtype, 
   args.op = ReduceOp::kAverage;
   for (Alike& sort : sort_by_code(tensors)) {
     if (sort.spec) {
-      parts_.push_back(std::make_unique<CodedPart>(std::move(sort.tensors), std::move(sort.places),
-                                                   args, seed, rank, size, limit, workers));
+      parts_.push_back(coded_part(std::move(sort.tensors), std::move(sort.places), args, seed, rank,
+                                  size, limit, workers));
     } else {
-      parts_.push_back(std::make_unique<PlainPart>(sort.tensors, std::move(sort.places), dtype,
-                                                   rank, size, limit));
+      parts_.push_back(plain_part(sort.tensors, std::move(sort.places), dtype, rank, size, limit));
     }
     for (int owner = 0; owner < size; ++owner) {
       waves_ = std::max(waves_, parts_.back()->waves(owner));

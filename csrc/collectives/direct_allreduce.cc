@@ -1,13 +1,17 @@
-#include "collectives/direct_allreduce.h"
-
+// Exact allreduce by direct exchange: every rank sends its addends to each owner; owners sum and
+// send the sums to all. 2 (p-1)/p of the bytes per rank, two steps of latency.
+//
+// Each element is summed in the order of TreeSum, so that its bits depend neither on its owner nor
+// on fusion. Where messages cost more than their bytes, log2(p) steps are used instead: recursive
+// doubling for small ones, or a gather to all ranks if these are few and not a power of two;
+// halving for larger ones among many ranks. The bits are the same.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "collectives/algorithm.h"
 #include "collectives/exchange.h"
 #include "collectives/gather_allreduce.h"
-#include "collectives/rabenseifner.h"
-#include "collectives/recursive_doubling.h"
 #include "collectives/schedule.h"
 #include "collectives/stream.h"
 #include "collectives/tree_sum.h"
@@ -142,8 +146,8 @@ class Direct {
   KeptOnFailure<std::vector<Turn>> turns_{std::vector<Turn>(kTurnsAhead + 1)};
 };
 
-}  // namespace
-
+// The way in which `ranks` ranks reduce `size_bytes` bytes.
+enum class DirectWay { kDoubling, kGather, kHalving, kExchange };
 DirectWay direct_way(int ranks, size_t size_bytes) {
   // Up to these sizes, bytes cost less than messages. Doubling sends sums, a gather all addends;
   // doubling and halving first send surplus ranks' addends, and finally their results.
@@ -161,24 +165,23 @@ DirectWay direct_way(int ranks, size_t size_bytes) {
   return ranks >= kHalvingRanks && parts_are_small ? DirectWay::kHalving : DirectWay::kExchange;
 }
 
-void direct_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
-                      const ReduceArgs& args) {
+void direct(Communicator& communicator, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+            uint64_t seed) {
+  Transport& transport = communicator.transport;
   const int size = transport.size();
   Stream stream(tensors, args, size);
   if (size == 1) return gather_allreduce(transport, stream);
   switch (direct_way(size, stream.size_bytes())) {
     case DirectWay::kDoubling:
-      return recursive_doubling_allreduce(transport, tensors, args);
+      return traits_of(Algorithm::kRecursiveDoubling).run(communicator, tensors, args, seed);
     case DirectWay::kGather:
       return gather_allreduce(transport, stream);
     case DirectWay::kHalving:
-      return rabenseifner_allreduce(transport, tensors, args);
+      return traits_of(Algorithm::kRabenseifner).run(communicator, tensors, args, seed);
     case DirectWay::kExchange:
       return Direct(transport, stream).run();
   }
 }
-
-namespace {
 
 Load direct_load(const Layout& layout, size_t count, double width) {
   const double p = layout.ranks, bytes = static_cast<double>(count) * width;
@@ -204,11 +207,7 @@ Load direct_load(const Layout& layout, size_t count, double width) {
 }  // namespace
 
 const AlgorithmTraits& direct_algorithm() {
-  static constexpr AlgorithmTraits traits{
-      "direct", kExact,
-      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-         uint64_t /*seed*/) { direct_allreduce(c.transport, tensors, args); },
-      direct_load};
+  static constexpr AlgorithmTraits traits{"direct", kExact, direct, direct_load};
   return traits;
 }
 

@@ -1,4 +1,4 @@
-// Concurrent messages between one rank and all others.
+// Concurrent messages between one rank and others.
 #pragma once
 
 #include <vector>
@@ -6,6 +6,10 @@
 #include "transport/transport.h"
 
 namespace qsgd {
+
+// Sends to one rank while receiving from another or the same. Empty messages are not sent.
+void send_receive(Transport& transport, Tag tag, int to, const void* data, size_t size_bytes,
+                  int from, void* into, size_t into_bytes);
 
 // Calls f(peer) for every other rank, beginning with the next, so that not all ranks send to rank 0
 // at the same time.

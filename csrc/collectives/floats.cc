@@ -1,10 +1,8 @@
 #include "collectives/floats.h"
 
 #include <cmath>
-#include <cstring>
 
-#include "collectives/reduce.h"
-#include "quant/convert.h"
+#include "common/clones.h"
 
 namespace qsgd {
 namespace {
@@ -37,21 +35,6 @@ Quality quality(const float* value, const float* sent, size_t count) {
 }
 
 }  // namespace
-
-void to_floats(const void* x, DType dtype, size_t count, float* to) {
-  if (dtype != DType::kFloat32) return float32_from(x, dtype, count, to);
-  if (count > 0) std::memcpy(to, x, count * sizeof(float));
-}
-
-bool from_floats(const float* from, size_t count, DType dtype, void* x) {
-  if (dtype != DType::kFloat32) return float32_to(from, count, dtype, x);
-  if (count > 0) std::memcpy(x, from, count * sizeof(float));
-  return all_finite(from, count, dtype);
-}
-
-void add_floats(const float* x, size_t count, float* sum) {
-  reduce_into(sum, x, count, DType::kFloat32, ReduceOp::kSum);
-}
 
 void scale_floats(float by, size_t count, float* x) { scale(by, count, x); }
 

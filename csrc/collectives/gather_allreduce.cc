@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "collectives/exchange.h"
 #include "collectives/tree_sum.h"
 #include "common/kept.h"
 
@@ -18,10 +19,8 @@ void gather_allreduce(Transport& transport, Stream& stream) {
   stream.load(0, stream.count(), place(0));
   for (int have = 1; have < size; have *= 2) {
     const size_t part = bytes * static_cast<size_t>(std::min(have, size - have));
-    std::vector<RequestPtr> requests;
-    requests.push_back(transport.irecv((rank + have) % size, Tag::kData, place(have), part));
-    requests.push_back(transport.isend((rank - have + size) % size, Tag::kData, place(0), part));
-    transport.wait(requests);
+    send_receive(transport, Tag::kData, (rank - have + size) % size, place(0), part,
+                 (rank + have) % size, place(have), part);
   }
   TreeSum sum(stream.args().dtype, stream.args().op, size);
   sum.run(

@@ -47,18 +47,16 @@ void reduce_across(Communicator& communicator, std::vector<ReduceTensor>& shards
   }
 }
 
-}  // namespace
-
-int owners_of(const SharedNode& node, const AlgorithmTraits& algorithm) {
-  return nodes_are_equal(node) && !algorithm.has(kLeaders) ? node.size() : 1;
-}
-
-void hierarchical_allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
-                            const ReduceArgs& args, const AlgorithmTraits& algorithm,
-                            uint64_t seed) {
+// Sums within every node in the order of TreeSum, a shard per owner; reduces each shard across the
+// nodes, in the order of their first ranks; then shares the shards within the node. If the
+// algorithm compresses, messages between nodes are compressed, by SRA or, among many nodes, its
+// two-dimensional form, and shards are cut between buckets.
+template <const AlgorithmTraits& (*traits)()>
+void run(Communicator& communicator, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+         uint64_t seed) {
   SharedNode& node = *communicator.node;
-  const bool compressed = algorithm.has(kCompresses);
-  const int owners = owners_of(node, algorithm);
+  const bool compressed = traits().has(kCompresses);
+  const int owners = owners_of(node, traits());
   const std::unique_ptr<NodeHalves> halves =
       communicator.within != nullptr
           ? communicator.within->cut(tensors, args, owners)
@@ -66,6 +64,25 @@ void hierarchical_allreduce(Communicator& communicator, std::vector<ReduceTensor
   halves->reduce();
   if (node.rank() < owners) reduce_across(communicator, halves->mine(), args, compressed, seed);
   halves->share();
+}
+
+// Each owner reduces its shard across the nodes.
+template <const AlgorithmTraits& (*traits)()>
+Load load(const Layout& layout, size_t count, double width) {
+  const int nodes = layout.nodes(), owners = traits().has(kLeaders) ? 1 : layout.ranks_per_node;
+  Load load;
+  if (nodes > 1) {
+    const size_t shard = count / static_cast<size_t>(owners);
+    load = traits_of(auto_among(nodes, traits().has(kCompresses))).load({nodes, 1}, shard, width);
+  }
+  load.shared_bytes = static_cast<double>(count) * sizeof(float);
+  return load;
+}
+
+}  // namespace
+
+int owners_of(const SharedNode& node, const AlgorithmTraits& algorithm) {
+  return nodes_are_equal(node) && !algorithm.has(kLeaders) ? node.size() : 1;
 }
 
 Range hierarchical_shard(const SharedNode& node, int owners, size_t count, size_t granule,
@@ -82,61 +99,30 @@ Range hierarchical_owned(const SharedNode& node, int owners, size_t count, size_
   return {shard.begin + part.begin, shard.begin + part.end};
 }
 
-namespace {
-
-// Each owner reduces its shard across the nodes.
-Load load_of(bool compressed, const Layout& layout, int owners, size_t count, double width) {
-  Load load;
-  const int nodes = layout.nodes();
-  if (nodes > 1) {
-    const size_t shard = count / static_cast<size_t>(owners);
-    load = traits_of(auto_among(nodes, compressed)).load({nodes, 1}, shard, width);
-  }
-  load.shared_bytes = static_cast<double>(count) * sizeof(float);
-  return load;
-}
-
-template <const AlgorithmTraits& (*traits)()>
-void run(Communicator& communicator, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-         uint64_t seed) {
-  hierarchical_allreduce(communicator, tensors, args, traits(), seed);
-}
-
-}  // namespace
-
 const AlgorithmTraits& hierarchical_algorithm() {
-  static constexpr AlgorithmTraits traits{
-      "hierarchical", kNeedsNode | kAcross, run<hierarchical_algorithm>,
-      [](const Layout& layout, size_t count, double width) {
-        return load_of(/*compressed=*/false, layout, layout.ranks_per_node, count, width);
-      }};
+  static constexpr AlgorithmTraits traits{"hierarchical", kNeedsNode | kAcross,
+                                          run<hierarchical_algorithm>,
+                                          load<hierarchical_algorithm>};
   return traits;
 }
 
 const AlgorithmTraits& leaders_algorithm() {
-  static constexpr AlgorithmTraits traits{
-      "leaders", kNeedsNode | kAcross | kLeaders, run<leaders_algorithm>,
-      [](const Layout& layout, size_t count, double width) {
-        return load_of(/*compressed=*/false, layout, 1, count, width);
-      }};
+  static constexpr AlgorithmTraits traits{"leaders", kNeedsNode | kAcross | kLeaders,
+                                          run<leaders_algorithm>, load<leaders_algorithm>};
   return traits;
 }
 
 const AlgorithmTraits& hierarchical_sra_algorithm() {
-  static constexpr AlgorithmTraits traits{
-      "hierarchical_sra", kCompresses | kNeedsNode | kAcross, run<hierarchical_sra_algorithm>,
-      [](const Layout& layout, size_t count, double width) {
-        return load_of(/*compressed=*/true, layout, layout.ranks_per_node, count, width);
-      }};
+  static constexpr AlgorithmTraits traits{"hierarchical_sra", kCompresses | kNeedsNode | kAcross,
+                                          run<hierarchical_sra_algorithm>,
+                                          load<hierarchical_sra_algorithm>};
   return traits;
 }
 
 const AlgorithmTraits& leaders_sra_algorithm() {
-  static constexpr AlgorithmTraits traits{
-      "leaders_sra", kCompresses | kNeedsNode | kAcross | kLeaders, run<leaders_sra_algorithm>,
-      [](const Layout& layout, size_t count, double width) {
-        return load_of(/*compressed=*/true, layout, 1, count, width);
-      }};
+  static constexpr AlgorithmTraits traits{"leaders_sra",
+                                          kCompresses | kNeedsNode | kAcross | kLeaders,
+                                          run<leaders_sra_algorithm>, load<leaders_sra_algorithm>};
   return traits;
 }
 

@@ -8,14 +8,6 @@
 
 namespace qsgd {
 
-// Sums within every node in the order of TreeSum, a shard per owner; reduces each shard across the
-// nodes, in the order of their first ranks; then shares the shards within the node. If the
-// algorithm compresses, messages between nodes are compressed, by SRA or, among many nodes, its
-// two-dimensional form, and shards are cut between buckets. communicator.node must not be null.
-void hierarchical_allreduce(Communicator& communicator, std::vector<ReduceTensor>& tensors,
-                            const ReduceArgs& args, const AlgorithmTraits& algorithm,
-                            uint64_t seed);
-
 // Number of ranks of each node, the first ones, that communicate with other nodes: all, but one if
 // the algorithm uses leaders, or if nodes have different sizes.
 int owners_of(const SharedNode& node, const AlgorithmTraits& algorithm);

@@ -11,6 +11,8 @@
 #include "collectives/segment_coder.h"
 #include "common/error.h"
 #include "quant/code.h"
+#include "quant/convert.h"
+#include "quant/kernels.h"
 
 namespace qsgd {
 namespace {
@@ -183,7 +185,7 @@ const float* HostCoder::own_input(const Block& block, std::vector<float>& buffer
   const char* const in = input(block);
   const auto* plain = reinterpret_cast<const float*>(in);
   if (dtype_ != DType::kFloat32) {
-    to_floats(in, dtype_, block.count, buffer.data());
+    float32_from(in, dtype_, block.count, buffer.data());
     plain = buffer.data();
   }
   outcome.input_finite &= all_finite(plain, block.count);
@@ -196,7 +198,7 @@ float* HostCoder::sum(const Block& block, const Terms& terms, Scratch& scratch, 
     if (terms[t] == kOwn) {
       const float* own = own_input(block, t == 0 ? scratch.sum : scratch.other, outcome);
       if (t > 0) {
-        add_floats(own, block.count, total);
+        kernels().add(total, own, block.count);
       } else if (own != total) {
         std::memcpy(total, own, block.count * sizeof(float));
       }
@@ -253,10 +255,10 @@ Quality HostCoder::sample(const Block& block, const void* x, DType dtype, const 
     float* const sent = value + one.count;
     decode_block(one, message, DType::kFloat32, sent);
     if (left == nullptr) {
-      to_floats(static_cast<const char*>(x) + at * facts(dtype).size, dtype, one.count, value);
+      float32_from(static_cast<const char*>(x) + at * facts(dtype).size, dtype, one.count, value);
     } else {
       std::memcpy(value, sent, one.count * sizeof(float));
-      add_floats(left + at, one.count, value);
+      kernels().add(value, left + at, one.count);
     }
     quality += compare(value, sent, one.count);
   }
@@ -295,12 +297,12 @@ void HostCoder::deliver(const Segment& segment, const Terms& terms) {
     float* const total = sum(block, terms, scratch, outcome);
     float* const left = residual(block);
     float* const owed = owner_residual(block);
-    if (alone && left != nullptr) add_floats(left, block.count, total);
+    if (alone && left != nullptr) kernels().add(total, left, block.count);
     scale_floats(scale_, block.count, total);
-    if (alone && owed != nullptr) add_floats(owed, block.count, total);
+    if (alone && owed != nullptr) kernels().add(total, owed, block.count);
     if (alone && owed != nullptr) std::fill_n(owed, block.count, 0.0f);
     if (alone && left != nullptr) std::fill_n(left, block.count, 0.0f);
-    outcome.result_finite = from_floats(total, block.count, dtype_, output(block));
+    outcome.result_finite = float32_to(total, block.count, dtype_, output(block));
   });
 }
 

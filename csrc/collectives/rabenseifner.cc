@@ -1,8 +1,10 @@
-#include "collectives/rabenseifner.h"
-
+// Exact allreduce by recursive halving, then doubling: the bytes of a ring in 2 log2(p) steps
+// (Rabenseifner, Optimization of collective reduction operations, ICCS 2004). Sums pair ranks that
+// differ in one bit, highest bit first.
 #include <cmath>
 
 #include "collectives/algorithm.h"
+#include "collectives/exchange.h"
 #include "collectives/fold.h"
 #include "collectives/packed.h"
 #include "collectives/schedule.h"
@@ -59,14 +61,9 @@ class Halves {
   }
 
   void exchange(int peer, Tag tag, const Range& send, char* into, size_t count) {
-    std::vector<RequestPtr> requests;
     const size_t element = values_.element();
-    if (count > 0) requests.push_back(transport_.irecv(peer, tag, into, count * element));
-    if (send.size() > 0) {
-      requests.push_back(
-          transport_.isend(peer, tag, values_.at(send.begin), send.size() * element));
-    }
-    transport_.wait(requests);
+    send_receive(transport_, tag, peer, values_.at(send.begin), send.size() * element, peer, into,
+                 count * element);
   }
 
   Transport& transport_;
@@ -76,10 +73,9 @@ class Halves {
   const int place_;
 };
 
-}  // namespace
-
-void rabenseifner_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
-                            const ReduceArgs& args) {
+void rabenseifner(Communicator& communicator, std::vector<ReduceTensor>& tensors,
+                  const ReduceArgs& args, uint64_t /*seed*/) {
+  Transport& transport = communicator.transport;
   Packed values(tensors, args, transport.size());
   Fold fold(transport);
   fold.in(values.at(0), values.count(), args.dtype, args.op);
@@ -88,12 +84,11 @@ void rabenseifner_allreduce(Transport& transport, std::vector<ReduceTensor>& ten
   values.unpack();
 }
 
+}  // namespace
+
 const AlgorithmTraits& rabenseifner_algorithm() {
   static constexpr AlgorithmTraits traits{
-      "rabenseifner", kExact,
-      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-         uint64_t /*seed*/) { rabenseifner_allreduce(c.transport, tensors, args); },
-      [](const Layout& layout, size_t count, double width) {
+      "rabenseifner", kExact, rabenseifner, [](const Layout& layout, size_t count, double width) {
         const double p = fold_ranks(layout.ranks), folds = fold_messages(layout.ranks);
         const double bytes = static_cast<double>(count) * width;
         Load load;

@@ -105,10 +105,6 @@ bool finite_16(const uint16_t* x, size_t count, uint16_t infinity) {
   return finite_bits<uint16_t>(x, count, 0x7fff, infinity);
 }
 QSGD_CLONES
-bool finite_32(const uint32_t* x, size_t count) {
-  return finite_bits<uint32_t>(x, count, 0x7fffffff, kInfinity);
-}
-QSGD_CLONES
 bool finite_64(const uint64_t* x, size_t count) {
   return finite_bits<uint64_t>(x, count, 0x7fffffffffffffff, 0x7ff0000000000000);
 }
@@ -166,7 +162,7 @@ bool all_finite(const void* x, size_t count, DType dtype) {
     case DType::kBFloat16:
       return finite_16(static_cast<const uint16_t*>(x), count, 0x7f80);
     case DType::kFloat32:
-      return finite_32(static_cast<const uint32_t*>(x), count);
+      return all_finite(static_cast<const float*>(x), count);
     case DType::kFloat64:
       return finite_64(static_cast<const uint64_t*>(x), count);
     default:

@@ -1,5 +1,6 @@
-#include "collectives/ring_allreduce.h"
-
+// Exact allreduce on a ring: 2 (p-1)/p of the bytes per rank, the minimum of any algorithm
+// (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, JPDC 2009). Each element of a
+// tensor is summed in rank order beginning after its owner, independent of fusion.
 #include <algorithm>
 
 #include "collectives/algorithm.h"
@@ -133,10 +134,9 @@ class Trip {
   RequestPtr receives_[kAhead], sends_[kAhead];
 };
 
-}  // namespace
-
-void ring_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
-                    const ReduceArgs& args) {
+void ring(Communicator& communicator, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+          uint64_t /*seed*/) {
+  Transport& transport = communicator.transport;
   const int size = transport.size();
   const size_t element = facts(args.dtype).size;
   KeptOnFailure<std::vector<char>> buffer;
@@ -166,12 +166,11 @@ void ring_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
   });
 }
 
+}  // namespace
+
 const AlgorithmTraits& ring_algorithm() {
   static constexpr AlgorithmTraits traits{
-      "ring", kExact,
-      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-         uint64_t /*seed*/) { ring_allreduce(c.transport, tensors, args); },
-      [](const Layout& layout, size_t count, double width) {
+      "ring", kExact, ring, [](const Layout& layout, size_t count, double width) {
         const double p = layout.ranks, bytes = static_cast<double>(count) * width;
         Load load;
         load.messages = 2 * (p - 1);

@@ -58,9 +58,6 @@ struct Pipelining {
   size_t peak_bytes = 0;  // output: bytes allocated besides the caller's
 };
 
-// Messages per peer and direction: one is coded, one is in flight, and one waits.
-constexpr size_t kWindow = 3;
-
 // Elements per message.
 size_t segment_limit(const Pipelining* pipelining);
 

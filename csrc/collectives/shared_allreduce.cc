@@ -1,5 +1,5 @@
-#include "collectives/shared_allreduce.h"
-
+// Exact allreduce among the ranks of one node through shared memory, each element in the order of
+// TreeSum. All ranks of the job must be on the node.
 #include <algorithm>
 #include <cstring>
 
@@ -125,25 +125,24 @@ class TwoPhase {
   const uint64_t first_ = node_.reached(Flag::kFilled);
 };
 
-}  // namespace
-
-void shared_allreduce(SharedNode& node, std::vector<ReduceTensor>& tensors,
-                      const ReduceArgs& args) {
+void shared(Communicator& communicator, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
+            uint64_t /*seed*/) {
+  SharedNode& node = *communicator.node;
   Stream stream(tensors, args, node.size());
   if (node.size() <= 2 || stream.size_bytes() <= kOneShotBytes) return one_shot(node, stream);
   TwoPhase(node, stream).run();
 }
 
+Load shared_load(const Layout& /*layout*/, size_t count, double width) {
+  Load load;
+  load.shared_bytes = static_cast<double>(count) * width;
+  return load;
+}
+
+}  // namespace
+
 const AlgorithmTraits& shared_algorithm() {
-  static constexpr AlgorithmTraits traits{
-      "shared", kNeedsNode | kOneNode,
-      [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
-         uint64_t /*seed*/) { shared_allreduce(*c.node, tensors, args); },
-      [](const Layout& /*layout*/, size_t count, double width) {
-        Load load;
-        load.shared_bytes = static_cast<double>(count) * width;
-        return load;
-      }};
+  static constexpr AlgorithmTraits traits{"shared", kNeedsNode | kOneNode, shared, shared_load};
   return traits;
 }
 

@@ -1,15 +1,35 @@
-#include "collectives/sra2d_allreduce.h"
-
+// SRA on a grid of ranks, as square as possible, for many ranks: each rank exchanges messages with
+// its row and its column instead of all others, with one more quantisation.
+//
+// Ranks of a row send each other codes of the elements that the other's column owns, and sum them;
+// ranks of a column do SRA on the sums; its codes are then forwarded along the rows unchanged. With
+// w the normalised variance of the quantiser, the mean of independent gradients has a normalised
+// error of about 3 w. Each rank sends 2 (p-1)/p of the compressed size, in 3 (rows + columns)
+// messages per segment instead of 2 p. With a prime number of ranks there is no grid: SRA is used,
+// with 2 w.
 #include <algorithm>
 #include <cstring>
 
 #include "collectives/algorithm.h"
 #include "collectives/compressed.h"
-#include "collectives/sra_allreduce.h"
-#include "collectives/windows.h"
 
 namespace qsgd {
 namespace {
+
+// Rank = row * columns + column.
+struct Grid {
+  int rows;
+  int columns;
+};
+
+// rows <= columns; {1, size} if size is prime.
+Grid squarest_grid(int size) {
+  Grid grid{1, size};
+  for (int rows = 2; rows * rows <= size; ++rows) {
+    if (size % rows == 0) grid = {rows, size / rows};
+  }
+  return grid;
+}
 
 // A segment owned by the rank in row `row` of a given column.
 struct Item {
@@ -19,61 +39,49 @@ struct Item {
 
 class Sra2d {
  public:
-  Sra2d(Transport& transport, SegmentCoder& coder, const std::vector<Chunk>& chunks, Grid grid,
+  Sra2d(Transport& transport, SegmentCoder& coder, const std::vector<Chunk>& chunks,
         BufferPool& pool)
       : coder_(coder),
         chunks_(chunks),
-        grid_(grid),
-        row_(transport.rank() / grid.columns),
-        column_(transport.rank() % grid.columns),
-        row_peers_(peers_in_row()),
-        column_peers_(peers_in_column()),
+        grid_(squarest_grid(transport.size())),
+        row_(transport.rank() / grid_.columns),
+        column_(transport.rank() % grid_.columns),
         sums_(items_of(column_)),
-        results_out_(transport, column_peers_, Tag::kGather, messages_of(mine()), kWindow, pool),
-        along_row_(transport, row_peers_, Tag::kGather, messages_in(sums_), kWindow, pool) {
-    for (const int peer : row_peers_) {
-      const std::vector<Item> theirs = items_of(peer % grid.columns);
-      row_out_.emplace_back(transport, std::vector<int>{peer}, Tag::kData, messages_in(theirs),
-                            kWindow, pool);
-      row_in_.emplace_back(transport, peer, Tag::kData, messages_in(sums_), kWindow, pool);
-      row_results_.emplace_back(transport, peer, Tag::kGather, messages_in(theirs), kWindow, pool);
-      for_row_peers_.push_back(theirs);
+        results_out_(transport, column_peers(), Tag::kGather, messages_of(mine()), pool),
+        along_row_(transport, row_peers(), Tag::kGather, messages_in(sums_), pool) {
+    for (const int peer : row_peers()) {
+      row_in_.emplace_back(transport, peer, Tag::kData, messages_in(sums_), pool);
+      owners_.add(transport, peer, messages_in(items_of(peer % grid_.columns)), pool);
     }
-    for (const int peer : column_peers_) {
-      const Messages theirs = messages_of(chunk_at(peer / grid.columns, column_));
-      column_out_.emplace_back(transport, std::vector<int>{peer}, Tag::kData, theirs, kWindow,
-                               pool);
-      column_in_.emplace_back(transport, peer, Tag::kData, messages_of(mine()), kWindow, pool);
-      column_results_.emplace_back(transport, peer, Tag::kGather, theirs, kWindow, pool);
+    for (const int peer : column_peers()) {
+      const Messages theirs = messages_of(chunk_at(peer / grid_.columns, column_));
+      column_out_.emplace_back(transport, std::vector<int>{peer}, Tag::kData, theirs, pool);
+      column_in_.emplace_back(transport, peer, Tag::kData, messages_of(mine()), pool);
+      column_results_.emplace_back(transport, peer, Tag::kGather, theirs, pool);
     }
-    sent_.resize(row_peers_.size());
-    taken_.resize(row_peers_.size());
   }
 
-  bool advance() { return pass_along_row() || sum_item() || take_result() || send_input(); }
+  bool advance() {
+    return pass_along_row() || sum_item() || owners_.take_result(coder_) ||
+           owners_.send_input(coder_);
+  }
 
   bool done() {
-    if (summed_ < sums_.size() || passed_ < sums_.size()) return false;
-    for (size_t i = 0; i < row_peers_.size(); ++i) {
-      if (sent_[i] < for_row_peers_[i].size() || !row_results_[i].finished()) return false;
-    }
-    return results_out_.drained() && along_row_.drained() && all_drained(row_out_) &&
-           all_drained(column_out_);
+    return summed_ == sums_.size() && passed_ == sums_.size() && owners_.done() &&
+           results_out_.drained() && along_row_.drained() && owners_.drained() &&
+           std::all_of(column_out_.begin(), column_out_.end(),
+                       [](SendWindow& out) { return out.drained(); });
   }
 
  private:
-  std::vector<int> peers_in_row() const {
-    std::vector<int> peers;
-    for (int hop = 1; hop < grid_.columns; ++hop) {
-      peers.push_back(row_ * grid_.columns + (column_ + hop) % grid_.columns);
-    }
+  std::vector<int> row_peers() const {
+    std::vector<int> peers = ranks_behind(column_, grid_.columns);
+    for (int& peer : peers) peer += row_ * grid_.columns;
     return peers;
   }
-  std::vector<int> peers_in_column() const {
-    std::vector<int> peers;
-    for (int hop = 1; hop < grid_.rows; ++hop) {
-      peers.push_back((row_ + hop) % grid_.rows * grid_.columns + column_);
-    }
+  std::vector<int> column_peers() const {
+    std::vector<int> peers = ranks_behind(row_, grid_.rows);
+    for (int& peer : peers) peer = peer * grid_.columns + column_;
     return peers;
   }
   const Chunk& chunk_at(int row, int column) const {
@@ -103,35 +111,9 @@ class Sra2d {
     for (const Item& item : items) messages.push_back(item.segment);
     return messages;
   }
-  // Index in column_peers_ of the peer in row `row`.
+  // Index in column_peers() of the peer in row `row`.
   size_t place_of(int row) const {
     return static_cast<size_t>((row - row_ + grid_.rows) % grid_.rows - 1);
-  }
-
-  // Codes this rank's input for the column of a row peer.
-  bool send_input() {
-    size_t least = row_peers_.size();
-    for (size_t i = 0; i < row_peers_.size(); ++i) {
-      if (sent_[i] == for_row_peers_[i].size()) continue;
-      if (least < row_peers_.size() && sent_[i] >= sent_[least]) continue;
-      if (row_out_[i].slot() != nullptr) least = i;
-    }
-    if (least == row_peers_.size()) return false;
-    const Segment& segment = *for_row_peers_[least][sent_[least]++].segment;
-    coder_.contribute(segment, {kOwn}, row_out_[least].slot());
-    row_out_[least].send(segment);
-    return true;
-  }
-
-  // This row's terms by column; returns false if some have not arrived.
-  bool row_terms(Terms& terms) {
-    terms.assign(static_cast<size_t>(grid_.columns), kOwn);
-    for (ReceiveWindow& from : row_in_) {
-      const uint8_t* const message = from.ready();
-      if (message == nullptr) return false;
-      terms[static_cast<size_t>(from.peer() % grid_.columns)] = message;
-    }
-    return true;
   }
 
   // Sums the row's terms of the next segment, and sends them to its owner in this column, or
@@ -139,26 +121,19 @@ class Sra2d {
   bool sum_item() {
     if (summed_ == sums_.size()) return false;
     const Item& item = sums_[summed_];
-    Terms terms;
-    if (!row_terms(terms)) return false;
+    Terms terms(static_cast<size_t>(grid_.columns), kOwn);  // of this row, by column
+    if (!collect(row_in_, terms)) return false;
     if (!(item.row == row_ ? conclude(item, terms) : contribute(item, terms))) return false;
-    for (ReceiveWindow& from : row_in_) from.release();
+    release_all(row_in_);
     ++summed_;
     return true;
-  }
-
-  void verify_row(const Item& item, const Terms& terms) const {
-    for (const ReceiveWindow& from : row_in_) {
-      coder_.verify(*item.segment, terms[static_cast<size_t>(from.peer() % grid_.columns)],
-                    from.peer());
-    }
   }
 
   bool contribute(const Item& item, const Terms& terms) {
     SendWindow& out = column_out_[place_of(item.row)];
     uint8_t* const message = out.slot();
     if (message == nullptr) return false;
-    verify_row(item, terms);
+    verify_all(coder_, *item.segment, row_in_);
     coder_.contribute(*item.segment, terms, message);
     out.send(*item.segment);
     return true;
@@ -178,13 +153,11 @@ class Sra2d {
     if (concluded_ == own_passed_ + results_out_.depth()) return false;  // see pass_along_row
     uint8_t* const result = results_out_.slot();
     if (result == nullptr) return false;
-    verify_row(item, own_row);
-    for (ReceiveWindow& from : column_in_) {
-      coder_.verify(*item.segment, from.ready(), from.peer());
-    }
+    verify_all(coder_, *item.segment, row_in_);
+    verify_all(coder_, *item.segment, column_in_);
     coder_.conclude(*item.segment, terms, result);
     results_out_.send(*item.segment);
-    for (ReceiveWindow& from : column_in_) from.release();
+    release_all(column_in_);
     ++concluded_;
     return true;
   }
@@ -215,36 +188,17 @@ class Sra2d {
     return true;
   }
 
-  bool take_result() {
-    for (size_t i = 0; i < row_peers_.size(); ++i) {
-      const uint8_t* const message = row_results_[i].ready();
-      if (message == nullptr) continue;
-      const Segment& segment = *for_row_peers_[i][taken_[i]++].segment;
-      coder_.verify(segment, message, row_peers_[i]);
-      coder_.accept(segment, message);
-      row_results_[i].release();
-      return true;
-    }
-    return false;
-  }
-
   SegmentCoder& coder_;
   const std::vector<Chunk>& chunks_;
   const Grid grid_;
   const int row_;
   const int column_;
-  const std::vector<int> row_peers_;
-  const std::vector<int> column_peers_;
   const std::vector<Item> sums_;  // of this column
-  std::vector<std::vector<Item>> for_row_peers_;
-  std::vector<SendWindow> row_out_;
+  Owners owners_;                 // this row's other columns
   std::vector<ReceiveWindow> row_in_;
-  std::vector<ReceiveWindow> row_results_;
   std::vector<SendWindow> column_out_;
   std::vector<ReceiveWindow> column_in_;
   std::vector<ReceiveWindow> column_results_;
-  std::vector<size_t> sent_;   // by row peer
-  std::vector<size_t> taken_;  // by row peer
   SendWindow results_out_;
   SendWindow along_row_;
   size_t summed_ = 0;
@@ -255,37 +209,13 @@ class Sra2d {
 
 }  // namespace
 
-Grid squarest_grid(int size) {
-  Grid grid{1, size};
-  for (int rows = 2; rows * rows <= size; ++rows) {
-    if (size % rows == 0) grid = {rows, size / rows};
-  }
-  return grid;
-}
-
-void sra2d_allreduce(Transport& transport, std::vector<ReduceTensor>& tensors,
-                     const ReduceArgs& args, uint64_t seed, Workers* workers,
-                     Pipelining* pipelining) {
-  const Grid grid = squarest_grid(transport.size());
-  if (grid.rows == 1) {
-    return sra_allreduce(transport, tensors, args, seed, workers, pipelining);
-  }
-  const auto coder = make_coder(tensors, args, seed, transport.rank(), transport.size(), workers);
-  const size_t limit = segment_limit(pipelining);
-  const std::vector<Chunk> chunks = chunks_of(tensors, transport.size(), limit);
-  KeptOnFailure<BufferPool> pool{BufferPool(place_of(tensors))};
-  Sra2d machine(transport, *coder, chunks, grid, *pool);
-  run_to_end(transport, machine);
-  coder->finish();
-  if (pipelining != nullptr) pipelining->peak_bytes = pool->size_bytes() + coder->scratch_bytes();
-}
-
 const AlgorithmTraits& sra2d_algorithm() {
   static constexpr AlgorithmTraits traits{
       "sra2d", kCompresses | kAnyPlace,
       [](Communicator& c, std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
          uint64_t seed) {
-        sra2d_allreduce(c.transport, tensors, args, seed, c.workers, c.pipelining);
+        const bool is_flat = squarest_grid(c.transport.size()).rows == 1;
+        (is_flat ? traits_of(Algorithm::kSra).run : run_compressed<Sra2d>)(c, tensors, args, seed);
       },
       [](const Layout& layout, size_t count, double width) {
         const Grid grid = squarest_grid(layout.ranks);

@@ -18,7 +18,7 @@ uint8_t* BufferPool::take(size_t size_bytes) {
 }
 
 ReceiveWindow::ReceiveWindow(Transport& transport, int peer, Tag tag, Messages messages,
-                             size_t depth, BufferPool& pool)
+                             BufferPool& pool, size_t depth)
     : transport_(transport), peer_(peer), tag_(tag), messages_(std::move(messages)) {
   const size_t largest = largest_message(messages_);
   for (size_t i = 0; i < std::min(depth, messages_.size()); ++i) {
@@ -51,12 +51,12 @@ void ReceiveWindow::release() {
 }
 
 SendWindow::SendWindow(Transport& transport, std::vector<int> peers, Tag tag,
-                       const Messages& messages, size_t depth, BufferPool& pool)
+                       const Messages& messages, BufferPool& pool)
     : transport_(transport), peers_(std::move(peers)), tag_(tag) {
   const size_t largest = largest_message(messages);
   const bool any_packs = std::any_of(messages.begin(), messages.end(),
                                      [](const Segment* segment) { return packs(*segment); });
-  for (size_t i = 0; i < std::min(depth, messages.size()); ++i) {
+  for (size_t i = 0; i < std::min(kWindow, messages.size()); ++i) {
     slots_.push_back({pool.take(largest), any_packs ? pool.take(largest) : nullptr, {}});
   }
 }
@@ -90,10 +90,6 @@ bool SendWindow::drained() {
   bool all = true;
   for (Slot& slot : slots_) all &= slot.free();
   return all;
-}
-
-bool all_drained(std::vector<SendWindow>& windows) {
-  return std::all_of(windows.begin(), windows.end(), [](SendWindow& out) { return out.drained(); });
 }
 
 }  // namespace qsgd

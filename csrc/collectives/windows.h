@@ -12,6 +12,9 @@
 
 namespace qsgd {
 
+// Messages per peer and direction: one is coded, one is in flight, and one waits.
+constexpr size_t kWindow = 3;
+
 // The buffers of one collective. MPI may write to them until the collective is complete, so hold
 // this object in a KeptOnFailure.
 class BufferPool {
@@ -30,8 +33,8 @@ class BufferPool {
 // Messages from one peer, in order; receives for the next `depth` are posted.
 class ReceiveWindow {
  public:
-  ReceiveWindow(Transport& transport, int peer, Tag tag, Messages messages, size_t depth,
-                BufferPool& pool);
+  ReceiveWindow(Transport& transport, int peer, Tag tag, Messages messages, BufferPool& pool,
+                size_t depth = kWindow);
   ReceiveWindow(ReceiveWindow&&) = default;
   ReceiveWindow(const ReceiveWindow&) = delete;
 
@@ -57,13 +60,13 @@ class ReceiveWindow {
   size_t next_ = 0;
 };
 
-// Messages that are each sent to all of `peers`, with at most `depth` in flight. One in `depth`
-// must be matched by the peer's receive before its buffer is reused, so that fewer than 2 `depth`
+// Messages that are each sent to all of `peers`, with at most kWindow in flight. One in kWindow
+// must be matched by the peer's receive before its buffer is reused, so that fewer than 2 kWindow
 // ever wait there.
 class SendWindow {
  public:
   SendWindow(Transport& transport, std::vector<int> peers, Tag tag, const Messages& messages,
-             size_t depth, BufferPool& pool);
+             BufferPool& pool);
   SendWindow(SendWindow&&) = default;
   SendWindow(const SendWindow&) = delete;
 
@@ -90,7 +93,5 @@ class SendWindow {
   std::vector<Slot> slots_;
   size_t next_ = 0;
 };
-
-bool all_drained(std::vector<SendWindow>& windows);
 
 }  // namespace qsgd

@@ -91,19 +91,37 @@ std::string as_text(const Operation& operation) {
   return text;
 }
 
+std::vector<char> from_hex(const char* digits, size_t count) {
+  const auto value = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
+  std::vector<char> bytes;
+  for (size_t i = 0; i + 1 < count; i += 2) {
+    bytes.push_back(static_cast<char>(value(digits[i]) << 4 | value(digits[i + 1])));
+  }
+  return bytes;
+}
+
 Operation of_text(const char* text, size_t size_bytes) {
-  const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
   if (size_bytes == 0 || text[0] != kForm) {
     throw usage_error(
         "a graph holds an operation of another version of qsgd-hpc; build or export it again with "
         "this one");
   }
-  std::vector<char> bytes;
-  for (size_t i = 1; i + 1 < size_bytes; i += 2) {
-    bytes.push_back(static_cast<char>(digit(text[i]) << 4 | digit(text[i + 1])));
-  }
+  const std::vector<char> bytes = from_hex(text + 1, size_bytes - 1);
   Reader from(bytes.data(), bytes.size());
   return read_operation(from);
+}
+
+const char* class_of(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kUsage:
+      return "UsageError";
+    case ErrorKind::kRankFailed:
+      return "RankFailedError";
+    case ErrorKind::kNonFinite:
+      return "NonFiniteGradientError";
+    default:
+      return "HorovodInternalError";
+  }
 }
 
 void start_foreign(std::vector<ForeignTensor> tensors, const std::shared_ptr<void>& keep,

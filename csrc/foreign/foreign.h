@@ -24,6 +24,12 @@ std::shared_ptr<Engine> current_engine();
 std::string as_text(const Operation& operation);
 Operation of_text(const char* text, size_t size_bytes);
 
+// The bytes of hexadecimal digits.
+std::vector<char> from_hex(const char* digits, size_t count);
+
+// The name in qsgd_hpc.errors of the class for a kind of error.
+const char* class_of(ErrorKind kind);
+
 // One tensor of an operation.
 struct ForeignTensor {
   Operation operation;

@@ -7,18 +7,12 @@
 namespace qsgd::xla {
 namespace {
 
-int digit(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }
-
 std::vector<char> bytes_of(const Attributes& attributes) {
   if (attributes.count != 1 || attributes.kinds[0] != kString) {
     throw internal_error("a collective has one attribute, and it is text");
   }
   const auto& text = *static_cast<const Bytes*>(attributes.values[0]);
-  std::vector<char> bytes(text.size / 2);
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    bytes[i] = static_cast<char>(digit(text.data[2 * i]) * 16 + digit(text.data[2 * i + 1]));
-  }
-  return bytes;
+  return from_hex(text.data, text.size);
 }
 
 void check_job(int32_t rank, int32_t size, const Engine& engine) {
@@ -38,20 +32,6 @@ Operand read_operand(Reader& from, const Buffer& in, const Buffer& out) {
   operation.args.dtype = operand.conversion.dtype;
   operation.shape = operand.conversion.shape;
   return operand;
-}
-
-// Names in qsgd_hpc.errors, by which qsgd_hpc.jax raises them.
-const char* class_of(ErrorKind kind) {
-  switch (kind) {
-    case ErrorKind::kUsage:
-      return "UsageError";
-    case ErrorKind::kRankFailed:
-      return "RankFailedError";
-    case ErrorKind::kNonFinite:
-      return "NonFiniteGradientError";
-    default:
-      return "HorovodInternalError";
-  }
 }
 
 }  // namespace

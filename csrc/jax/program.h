@@ -31,6 +31,7 @@ bool is_made_by_engine(const Operand& operand);
 // Throws a usage error if the rows differ from those for which the program was traced.
 void check_rows(const Operand& operand, const Result& result);
 
+// The error's class, by whose name qsgd_hpc.jax raises it, and its message.
 std::string text_of(const Error& error);
 Failure* new_failure(const Api& api, const std::string& text);
 

@@ -13,66 +13,39 @@ namespace {
 constexpr size_t kElements = 1 << 20;
 constexpr int kRepeats = 3;
 
-class CodecRun {
- public:
-  CodecRun(const CodecSpec& spec, Workers* workers)
-      : spec_(spec),
-        workers_(workers),
-        part_(kMaxBucket / spec.bucket * spec.bucket),
-        count_(kElements / part_ * part_),
-        x_(count_),
-        sum_(count_),
-        scales_(spec.scales(count_)),
-        codes_(spec.code_bytes(count_)) {
-    for (size_t i = 0; i < count_; ++i) x_[i] = std::sin(static_cast<float>(i));
-  }
-
-  CodecCost cost() {
-    const auto n = static_cast<double>(count_);
-    return {spec_, seconds(&CodecRun::encode_part) / n, seconds(&CodecRun::decode_part) / n,
-            seconds(&CodecRun::add_part) / n};
-  }
-
- private:
-  using Part = void (CodecRun::*)(size_t begin);
-
-  double seconds(Part part) {
-    const size_t tasks = count_ / part_;
-    return median_s(kRepeats, [&] {
-      const auto task = [&](size_t i) { (this->*part)(i * part_); };
-      if (workers_ != nullptr) {
-        workers_->run(tasks, task);
-      } else {
-        for (size_t i = 0; i < tasks; ++i) task(i);
-      }
-    });
-  }
-
-  void encode_part(size_t begin) {
-    const NoiseKey key{0, 0, 0, 0, Phase::kScatter};
-    encode(&x_[begin], DType::kFloat32, part_, begin, spec_, key, scales(begin), codes(begin));
-  }
-  void decode_part(size_t begin) {
-    decode(scales(begin), codes(begin), part_, spec_, &sum_[begin], DType::kFloat32);
-  }
-  void add_part(size_t begin) {
-    decode_add(scales(begin), codes(begin), part_, spec_, &sum_[begin]);
-  }
-  float* scales(size_t begin) { return scales_.data() + spec_.scales(begin); }
-  uint8_t* codes(size_t begin) { return codes_.data() + spec_.code_bytes(begin); }
-
-  const CodecSpec spec_;
-  Workers* const workers_;
-  const size_t part_;  // elements per task: complete buckets
-  const size_t count_;
-  std::vector<float> x_, sum_, scales_;
-  std::vector<uint8_t> codes_;
-};
-
 }  // namespace
 
 CodecCost time_codec(const CodecSpec& spec, Workers* workers) {
-  return CodecRun(spec, workers).cost();
+  const size_t part = kMaxBucket / spec.bucket * spec.bucket;  // elements per task
+  const size_t count = kElements / part * part;
+  std::vector<float> x(count), sum(count), scale(spec.scales(count));
+  std::vector<uint8_t> code(spec.code_bytes(count));
+  for (size_t i = 0; i < count; ++i) x[i] = std::sin(static_cast<float>(i));
+  // Seconds per element of step(first element, its scales, its codes) on all parts.
+  const auto seconds = [&](const auto& step) {
+    const auto task = [&](size_t i) {
+      const size_t at = i * part;
+      step(at, scale.data() + spec.scales(at), code.data() + spec.code_bytes(at));
+    };
+    const double all_s = median_s(kRepeats, [&] {
+      if (workers != nullptr) return workers->run(count / part, task);
+      for (size_t i = 0; i < count / part; ++i) task(i);
+    });
+    return all_s / static_cast<double>(count);
+  };
+  const NoiseKey key{0, 0, 0, 0, Phase::kScatter};
+  CodecCost cost;
+  cost.spec = spec;
+  cost.encode_s = seconds([&](size_t at, float* scales, uint8_t* codes) {
+    encode(&x[at], DType::kFloat32, part, at, spec, key, scales, codes);
+  });
+  cost.decode_s = seconds([&](size_t at, const float* scales, const uint8_t* codes) {
+    decode(scales, codes, part, spec, &sum[at], DType::kFloat32);
+  });
+  cost.decode_add_s = seconds([&](size_t at, const float* scales, const uint8_t* codes) {
+    decode_add(scales, codes, part, spec, &sum[at]);
+  });
+  return cost;
 }
 
 double time_adding_s_per_byte() {

@@ -176,28 +176,27 @@ double excess_s(const std::vector<Excess>& seen, double count) {
   return low->seconds + part * (high->seconds - low->seconds);
 }
 
-double at_least(double seconds, double form_s) { return std::max(seconds, form_s * kLeastPart); }
+double predicted_s(const Machine& m, Algorithm algorithm, size_t count,
+                   const std::optional<CodecSpec>& spec, bool optimistic) {
+  if (m.ranks == 1) return 0;
+  const Algorithm chosen = m.resolve(algorithm, spec.has_value());
+  const double form_s = modelled_s(m, chosen, count, spec);
+  const std::vector<Excess> seen = excesses(m, chosen, spec);
+  double excess = excess_s(seen, static_cast<double>(count));
+  if (optimistic && !seen.empty()) excess = std::min(excess, seen.back().seconds);
+  return std::max(form_s + excess, form_s * kLeastPart);
+}
 
 }  // namespace
 
 double allreduce_s(const Machine& m, Algorithm algorithm, size_t count,
                    const std::optional<CodecSpec>& spec) {
-  if (m.ranks == 1) return 0;
-  const Algorithm chosen = m.resolve(algorithm, spec.has_value());
-  const double form_s = modelled_s(m, chosen, count, spec);
-  const std::vector<Excess> seen = excesses(m, chosen, spec);
-  return at_least(form_s + excess_s(seen, static_cast<double>(count)), form_s);
+  return predicted_s(m, algorithm, count, spec, /*optimistic=*/false);
 }
 
 double optimistic_s(const Machine& m, Algorithm algorithm, size_t count,
                     const std::optional<CodecSpec>& spec) {
-  if (m.ranks == 1) return 0;
-  const Algorithm chosen = m.resolve(algorithm, spec.has_value());
-  const double form_s = modelled_s(m, chosen, count, spec);
-  const std::vector<Excess> seen = excesses(m, chosen, spec);
-  const double beyond = seen.empty() ? 0 : seen.back().seconds;
-  const double excess = excess_s(seen, static_cast<double>(count));
-  return at_least(form_s + std::min(excess, beyond), form_s);
+  return predicted_s(m, algorithm, count, spec, /*optimistic=*/true);
 }
 
 double wire_bytes(const Machine& m, Algorithm algorithm, size_t count,

@@ -56,7 +56,6 @@ struct Machine {
   std::vector<CodecCost> codecs;
   std::vector<Observation> observed;
 
-  int nodes() const { return ranks / ranks_per_node; }
   Algorithm resolve(Algorithm algorithm, bool compressed) const {
     if (algorithm != Algorithm::kAuto) return algorithm;
     return compressed ? coded : exact;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "collectives/exchange.h"
 #include "common/kept.h"
 #include "planner/codec_timing.h"
 #include "planner/observe.h"
@@ -21,17 +22,22 @@ double exchange_s(Transport& transport, int to, int from, size_t size_bytes, int
   const KeptOnFailure<std::vector<char>> out(std::vector<char>(size_bytes, 1));
   KeptOnFailure<std::vector<char>> in(std::vector<char>(size_bytes, 0));
   return median_s(repeats, [&] {
-    std::vector<RequestPtr> requests;
-    requests.push_back(transport.irecv(from, Tag::kData, in->data(), size_bytes));
-    requests.push_back(transport.isend(to, Tag::kData, out->data(), size_bytes));
-    transport.wait(requests);
+    send_receive(transport, Tag::kData, to, out->data(), size_bytes, from, in->data(), size_bytes);
   });
 }
 
-Link link_to(Transport& transport, int to, int from) {
-  const double small_s = exchange_s(transport, to, from, kSmallBytes, kSmallRepeats);
-  const double large_s = exchange_s(transport, to, from, kLargeBytes, kLargeRepeats);
+// seconds(size_bytes, repeats) returns the measured time of a message.
+template <class Seconds>
+Link link_of(const Seconds& seconds) {
+  const double small_s = seconds(kSmallBytes, kSmallRepeats);
+  const double large_s = seconds(kLargeBytes, kLargeRepeats);
   return {small_s, std::max(0.0, large_s - small_s) / kLargeBytes};
+}
+
+Link link_to(Transport& transport, int to, int from) {
+  return link_of([&](size_t size_bytes, int repeats) {
+    return exchange_s(transport, to, from, size_bytes, repeats);
+  });
 }
 
 // Each rank sends to the next one of its node, the last to the first.
@@ -64,17 +70,14 @@ std::vector<double*> times_of(Machine& m) {
 // Link of the node's shared memory: the part of the time that other constants do not explain.
 Link measure_shared(Communicator& communicator, const Machine& machine) {
   if (!traits_of(machine.exact).has(kNeedsNode)) return {};
-  const auto seconds = [&](size_t size_bytes, int repeats) {
+  return link_of([&](size_t size_bytes, int repeats) {
     const size_t count = size_bytes / sizeof(float);
     KeptOnFailure<std::vector<float>> x(std::vector<float>(count, 1)), sum(*x);
     std::vector<ReduceTensor> tensors{{x->data(), sum->data(), count, 0, 0}};
     const double whole_s = median_s(
         repeats, [&] { allreduce(communicator, tensors, {}, std::nullopt, machine.exact, 0); });
     return std::max(0.0, whole_s - allreduce_s(machine, machine.exact, count, std::nullopt));
-  };
-  const double small_s = seconds(kSmallBytes, kSmallRepeats);
-  const double large_s = seconds(kLargeBytes, kLargeRepeats);
-  return {small_s, std::max(0.0, large_s - small_s) / kLargeBytes};
+  });
 }
 
 }  // namespace
@@ -94,9 +97,9 @@ Machine measure(Communicator& communicator, int ranks_per_node,
   for (const std::vector<CodecSpec>* list : {&codecs, &untried}) {
     for (const CodecSpec& spec : *list) m.codecs.push_back(time_codec(spec, communicator.workers));
   }
-  agree_on_maxima(transport, times_of(m));  // the next measurement subtracts what these explain
+  agree_on_maxima(communicator, times_of(m));  // the next measurement subtracts what these explain
   m.shared = measure_shared(communicator, m);
-  agree_on_maxima(transport, times_of(m));
+  agree_on_maxima(communicator, times_of(m));
   observe(communicator, m, codecs);
   return m;
 }

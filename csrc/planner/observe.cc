@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "collectives/barrier.h"
-#include "collectives/ring_allreduce.h"
 #include "common/kept.h"
 #include "planner/stopwatch.h"
 
@@ -118,11 +117,12 @@ class Trials {
 
 }  // namespace
 
-void agree_on_maxima(Transport& transport, const std::vector<double*>& values) {
+void agree_on_maxima(Communicator& communicator, const std::vector<double*>& values) {
   KeptOnFailure<std::vector<double>> agreed;
   for (const double* value : values) agreed->push_back(*value);
   std::vector<ReduceTensor> tensors{{agreed->data(), agreed->data(), agreed->size(), 0, 0}};
-  ring_allreduce(transport, tensors, {DType::kFloat64, ReduceOp::kMax});
+  allreduce(communicator, tensors, {DType::kFloat64, ReduceOp::kMax}, std::nullopt,
+            Algorithm::kRing, 0);
   for (size_t i = 0; i < values.size(); ++i) *values[i] = (*agreed)[i];
 }
 
@@ -146,7 +146,7 @@ void observe(Communicator& communicator, Machine& machine, const std::vector<Cod
     for (size_t i = known; i < machine.observed.size(); ++i) {
       fresh.push_back(&machine.observed[i].seconds);
     }
-    agree_on_maxima(communicator.transport, fresh);  // so that every rank tries the same next
+    agree_on_maxima(communicator, fresh);  // so that every rank tries the same next
   }
 }
 

@@ -15,6 +15,6 @@ void observe(Communicator& communicator, Machine& machine, const std::vector<Cod
 
 // Replaces each value by its maximum over the ranks, because the slowest rank limits the others.
 // Collective.
-void agree_on_maxima(Transport& transport, const std::vector<double*>& values);
+void agree_on_maxima(Communicator& communicator, const std::vector<double*>& values);
 
 }  // namespace qsgd

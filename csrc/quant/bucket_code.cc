@@ -9,8 +9,6 @@
 namespace qsgd {
 namespace {
 
-size_t tiles(size_t count) { return (count + kTile - 1) / kTile; }
-
 // Calls use(at, size, floats) for pieces of complete buckets that fit in the L1 cache; small, so
 // that memory is read continuously.
 template <class Use>
@@ -134,25 +132,25 @@ void BucketCode::add_bucket(const float* scales, const uint8_t* codes, size_t co
 bool IntegerCode::encode_bucket(const float* x, size_t count, uint64_t first, const CodecSpec& spec,
                                 const NoiseKey& key, float* scales, uint8_t* codes,
                                 Scratch& scratch) const {
-  const size_t whole = tiles(count) * kTile;
+  const size_t whole = tiles_of(count) * kTile;
   scratch.integers.resize(whole);
   uint8_t* const integers = scratch.integers.data();
   const bool draws = traits.has(kRounds) && spec.rounding == Rounding::kStochastic;
   if (draws) {
     scratch.noise.resize(whole);
-    noise(key, first / kTile, tiles(count), scratch.noise.data());
+    noise(key, first / kTile, tiles_of(count), scratch.noise.data());
   }
   std::memset(integers + count, 0, whole - count);
   const uint16_t* const drawn = draws ? scratch.noise.data() : nullptr;
   const bool finite = encode_integers(x, count, spec, drawn, scales, integers);
-  kernels().pack[spec.bits](integers, tiles(count), codes);
+  kernels().pack[spec.bits](integers, tiles_of(count), codes);
   return finite;
 }
 
 bool IntegerCode::decode_bucket(const float* scales, const uint8_t* codes, size_t count,
                                 const CodecSpec& spec, float* out, Scratch& scratch) const {
-  scratch.integers.resize(tiles(count) * kTile);
-  kernels().unpack[spec.bits](codes, tiles(count), scratch.integers.data());
+  scratch.integers.resize(tiles_of(count) * kTile);
+  kernels().unpack[spec.bits](codes, tiles_of(count), scratch.integers.data());
   decode_integers(scales, scratch.integers.data(), count, spec, out);
   return all_finite(scales, spec.scales(count));
 }

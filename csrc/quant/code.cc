@@ -15,13 +15,9 @@ QSGD_CODES(QSGD_DECLARE)
 
 namespace {
 
-#define QSGD_COUNT(scheme, name) +1
-constexpr size_t kCodes = 0 QSGD_CODES(QSGD_COUNT);
-#undef QSGD_COUNT
-
-const std::array<const Code*, kCodes>& table() {
+const auto& table() {
 #define QSGD_ENTRY(scheme, name) &name##_code(),
-  static const std::array<const Code*, kCodes> codes{QSGD_CODES(QSGD_ENTRY)};
+  static const std::array codes{QSGD_CODES(QSGD_ENTRY)};
 #undef QSGD_ENTRY
   return codes;
 }
@@ -38,7 +34,7 @@ void rest_of(const float* value, size_t count, float* left) {
 
 const Code& code_of(Scheme scheme) {
   const auto index = static_cast<size_t>(scheme);
-  if (index >= kCodes) throw internal_error("scheme " + std::to_string(index) + " unknown");
+  if (index >= table().size()) throw internal_error("scheme " + std::to_string(index) + " unknown");
   return *table()[index];
 }
 
@@ -50,7 +46,7 @@ std::vector<std::string> code_names() {
 
 Scheme parse_scheme(const std::string& name) {
   std::string known;
-  for (size_t i = 0; i < kCodes; ++i) {
+  for (size_t i = 0; i < table().size(); ++i) {
     if (name == table()[i]->traits.name) return static_cast<Scheme>(i);
     known += (known.empty() ? "" : ", ") + std::string(table()[i]->traits.name);
   }
@@ -58,7 +54,7 @@ Scheme parse_scheme(const std::string& name) {
 }
 
 size_t Code::code_bytes(const CodecSpec& spec, size_t count) const {
-  return (count + kTile - 1) / kTile * static_cast<size_t>(kTile / 8 * spec.bits);
+  return tiles_of(count) * static_cast<size_t>(kTile / 8 * spec.bits);
 }
 
 double Code::mean_code_bytes(const CodecSpec& spec, size_t count) const {

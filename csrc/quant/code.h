@@ -33,6 +33,9 @@ inline size_t used_bytes(const uint8_t* slot) {
   return length;
 }
 
+// Number of tiles, the last of which may be incomplete.
+inline size_t tiles_of(size_t count) { return (count + kTile - 1) / kTile; }
+
 struct CodeTraits {
   const char* name;
   // Per element; equal if there is no choice.

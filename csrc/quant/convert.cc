@@ -1,5 +1,6 @@
 #include "quant/convert.h"
 
+#include <cstring>
 #include <vector>
 
 #include "common/error.h"
@@ -21,7 +22,9 @@ constexpr uint32_t kBeyondBFloat16 = 0x7f7f8000u;
 }  // namespace
 
 void float32_from(const void* x, DType dtype, size_t count, float* out) {
-  if (dtype == DType::kFloat64) {
+  if (dtype == DType::kFloat32) {
+    if (count > 0) std::memcpy(out, x, count * sizeof(float));
+  } else if (dtype == DType::kFloat64) {
     const auto* in = static_cast<const double*>(x);
     for (size_t i = 0; i < count; ++i) out[i] = static_cast<float>(in[i]);
   } else if (dtype == DType::kFloat16 || dtype == DType::kBFloat16) {
@@ -32,6 +35,10 @@ void float32_from(const void* x, DType dtype, size_t count, float* out) {
 }
 
 bool float32_to(const float* x, size_t count, DType dtype, void* out) {
+  if (dtype == DType::kFloat32) {
+    if (count > 0) std::memcpy(out, x, count * sizeof(float));
+    return all_finite(x, count);
+  }
   if (dtype == DType::kFloat64) {
     auto* to = static_cast<double*>(out);
     for (size_t i = 0; i < count; ++i) to[i] = double{x[i]};

@@ -6,6 +6,8 @@
 // turn() handles both rotations together, in memory that fits in the caches.
 #pragma once
 
+#include <type_traits>
+
 #include "quant/eden.h"
 #include "quant/kernels.h"
 #include "quant/pack.h"
@@ -288,18 +290,14 @@ __attribute__((noinline)) void turn(float* work, size_t size, size_t group, cons
 
 constexpr size_t kMostWords = (1u << 16) / 32;  // for the largest bucket
 
-template <int N>
-struct Group {
-  static constexpr int kVectors = N;
-};
-
-// Calls f with the Group for this bucket size: a bucket of 64 elements may be smaller than a group.
+// Calls f with the vectors per group for this bucket size, as a type: a bucket of 64 elements may
+// be smaller than a group.
 template <class V, class F>
 QSGD_INLINE void with_group(size_t size, const F& f) {
   if constexpr (kGroup<V> * V::kLanes > kTile) {
-    if (size == kTile) return f(Group<kTile / V::kLanes>());
+    if (size == kTile) return f(std::integral_constant<int, kTile / V::kLanes>());
   }
-  f(Group<kGroup<V>>());
+  f(std::integral_constant<int, kGroup<V>>());
 }
 
 template <class V>
@@ -310,7 +308,7 @@ float eden_rotate_loop(const float* x, size_t size, float lift, uint32_t seed, f
   TreeSum<V> squares;
   Signs<V> signs(words[0]);
   with_group<V>(size, [&](auto group) QSGD_INLINE_LAMBDA {
-    constexpr int kCount = decltype(group)::kVectors;
+    constexpr int kCount = decltype(group)::value;
     rise<V, kCount>(size, work, [&](size_t at, typename V::F* v) QSGD_INLINE_LAMBDA {
       signs.at(at);
       fetch_pages(x + at);
@@ -393,7 +391,7 @@ float eden_code_loop(float* work, size_t size, float scale, uint32_t seed, const
     codes += 8 * Bits;
   };
   with_group<V>(size, [&](auto group) QSGD_INLINE_LAMBDA {
-    constexpr int kCount = decltype(group)::kVectors;
+    constexpr int kCount = decltype(group)::value;
     fall<V, kCount>(work, size, [&](size_t at, const F* v) QSGD_INLINE_LAMBDA {
       F signed_level[kCount];
 #pragma GCC unroll 2
@@ -446,7 +444,7 @@ void eden_values_loop(const uint8_t* codes, size_t size, uint32_t seed, const Ed
   alignas(64) uint32_t words[kMostWords];
   sign_words<V>(seed, 1, size, words);
   with_group<V>(size, [&](auto group) QSGD_INLINE_LAMBDA {
-    constexpr int kCount = decltype(group)::kVectors;
+    constexpr int kCount = decltype(group)::value;
     rise<V, kCount>(size, work, [&](size_t /*at*/, typename V::F* v) QSGD_INLINE_LAMBDA {
       alignas(64) uint8_t code[kCount * V::kLanes];
 #pragma GCC unroll 2
@@ -471,7 +469,7 @@ void eden_restore_loop(const float* work, size_t size, uint32_t seed, float unit
   const typename V::F factor = V::spread(unit);
   Signs<V> signs(words);
   with_group<V>(size, [&](auto group) QSGD_INLINE_LAMBDA {
-    constexpr int kCount = decltype(group)::kVectors;
+    constexpr int kCount = decltype(group)::value;
     fall<V, kCount>(work, size, [&](size_t at, const typename V::F* v) QSGD_INLINE_LAMBDA {
       signs.at(at);
       fetch_for_writing(out + at);
@@ -486,23 +484,6 @@ void eden_restore_loop(const float* work, size_t size, uint32_t seed, float unit
       }
     });
   });
-}
-
-template <class V, int Bits>
-constexpr void fill_eden_bits(Kernels& k) {
-  k.eden_code[0][Bits] = eden_code_loop<V, Bits, false>;
-  k.eden_code[1][Bits] = eden_code_loop<V, Bits, true>;
-  k.eden_values[Bits] = eden_values_loop<V, Bits>;
-  if constexpr (Bits > 1) fill_eden_bits<V, Bits - 1>(k);
-}
-
-template <class V>
-constexpr void fill_eden(Kernels& k) {
-  k.eden_rotate = eden_rotate_loop<V>;
-  k.eden_restore[0] = eden_restore_loop<V, Into::kSet>;
-  k.eden_restore[1] = eden_restore_loop<V, Into::kAdd>;
-  k.eden_restore[2] = eden_restore_loop<V, Into::kSubtract>;
-  fill_eden_bits<V, 8>(k);
 }
 
 }  // namespace qsgd

@@ -19,10 +19,9 @@ namespace {
 constexpr double kPi = 3.14159265358979323846;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-struct LinearGrid {
+struct LinearGrid : SignedLevels {
   using Real = float;
   float norm;
-  int levels;
 
   QSGD_INLINE Place<float> place(float x) const {
     const float most = static_cast<float>(levels);
@@ -30,9 +29,6 @@ struct LinearGrid {
     const float r = ratio < most ? ratio : most;  // rounding may give an element above the norm
     const int level = static_cast<int>(r);
     return {level, r - static_cast<float>(level), norm / most};
-  }
-  QSGD_INLINE uint8_t code(float x, int level) const {
-    return static_cast<uint8_t>(levels + (bit_cast<uint32_t>(x) >> 31 ? -level : level));
   }
 };
 
@@ -43,7 +39,7 @@ float norm_of(const float* x, size_t count) { return l2_norm(x, count); }
 QSGD_CLONES
 float round_levels(const float* x, size_t count, const CodecSpec& spec, const uint16_t* noise,
                    float norm, uint8_t* code) {
-  const LinearGrid grid{norm, spec.levels()};
+  const LinearGrid grid{{spec.levels()}, norm};
   round_to(grid, x, count, spec, noise, code);
   return static_cast<float>(double{norm} * contraction(grid, x, count, spec));
 }
@@ -119,7 +115,7 @@ class Elias final : public BucketCode {
     const float norm = norm_of(x, count);
     scales[0] = norm;
     if (!(norm > 0)) return norm == 0;  // no codes: all elements decode to the norm, 0 or NaN
-    const size_t tiles = (count + kTile - 1) / kTile;
+    const size_t tiles = tiles_of(count);
     scratch.integers.resize(tiles * kTile);
     scratch.noise.resize(tiles * kTile);
     if (spec.rounding == Rounding::kStochastic)

@@ -32,12 +32,16 @@ struct Squares {
   QSGD_INLINE double operator()(size_t i) const { return double{x[i]} * double{x[i]}; }
 };
 
-// NaN if an element is Inf or NaN. Finite elements can have a norm beyond float32, which must not
-// become the mark for "not finite".
-QSGD_INLINE float l2_norm(const float* x, size_t count) {
-  const double norm = std::sqrt(lane_sum(count, Squares{x}));
+// The L2 norm of elements with this sum of squares: NaN if it is not finite. Finite elements can
+// have a norm beyond float32, which must not become the mark for "not finite".
+QSGD_INLINE float norm_of_squares(double sum) {
+  const double norm = std::sqrt(sum);
   if (!std::isfinite(norm)) return std::numeric_limits<float>::quiet_NaN();
   return static_cast<float>(norm < double{kLargestFloat} ? norm : double{kLargestFloat});
+}
+
+QSGD_INLINE float l2_norm(const float* x, size_t count) {
+  return norm_of_squares(lane_sum(count, Squares{x}));
 }
 
 struct Magnitudes {
@@ -62,6 +66,15 @@ struct Place {
   int level;
   Real fraction;  // 0 <= fraction < 1, in levels
   Real gap;
+};
+
+// Part of a grid with `levels` levels on each side of zero: the code of a level with an element's
+// sign.
+struct SignedLevels {
+  int levels;
+  QSGD_INLINE uint8_t code(float x, int level) const {
+    return static_cast<uint8_t>(levels + (bit_cast<uint32_t>(x) >> 31 ? -level : level));
+  }
 };
 
 // A Grid has: Real; Place<Real> place(float); uint8_t code(float, int level), with the element's

@@ -111,11 +111,6 @@ QSGD_INLINE uint32_t max_magnitude_of(const Element* x, size_t count) {
 }
 
 template <class V>
-uint32_t max_magnitude_loop(const float* x, size_t count) {
-  return max_magnitude_of<V>(x, count);
-}
-
-template <class V>
 double sum_squares_loop(const float* x, size_t count) {
   constexpr int kSums = 32;
   constexpr int kWidth = V::kLanes / 2;
@@ -399,59 +394,53 @@ void unpack_loop(const uint8_t* in, size_t tiles, uint8_t* code) {
 }
 
 template <class V, int Bits>
-constexpr void fill_packing(Kernels& k) {
+constexpr void fill_bits(Kernels& k) {
   k.pack[Bits] = pack_loop<V, Bits>;
   k.unpack[Bits] = unpack_loop<V, Bits>;
-  if constexpr (Bits > 1) fill_packing<V, Bits - 1>(k);
-}
-
-template <class V, int Bits, class Element>
-constexpr void fill_types(Kernels& k, int type) {
-  k.quantize_buckets[type][0][Bits] = quantize_buckets_loop<V, Element, Bits, false>;
-  k.quantize_buckets[type][1][Bits] = quantize_buckets_loop<V, Element, Bits, true>;
-}
-
-template <class V, int Bits>
-constexpr void fill_bits(Kernels& k) {
-  k.quantize[0][Bits] = quantize_loop<V, Bits, false>;
-  k.quantize[1][Bits] = quantize_loop<V, Bits, true>;
-  k.quantize_keeping[0][Bits] = quantize_keeping_loop<V, Bits, false>;
-  k.quantize_keeping[1][Bits] = quantize_keeping_loop<V, Bits, true>;
-  fill_types<V, Bits, float>(k, 0);
-  fill_types<V, Bits, Float16>(k, 1);
-  fill_types<V, Bits, BFloat16>(k, 2);
-  k.dequantize[0][Bits] = dequantize_loop<V, Bits, false, float>;
-  k.dequantize[1][Bits] = dequantize_loop<V, Bits, false, Float16>;
-  k.dequantize[2][Bits] = dequantize_loop<V, Bits, false, BFloat16>;
-  k.dequantize_add[Bits] = dequantize_loop<V, Bits, true, float>;
+  k.eden_code[0][Bits] = eden_code_loop<V, Bits, false>;
+  k.eden_code[1][Bits] = eden_code_loop<V, Bits, true>;
+  k.eden_values[Bits] = eden_values_loop<V, Bits>;
+  if constexpr (Bits > 1) {  // of QSGD, which has a sign and a level
+    k.quantize[0][Bits] = quantize_loop<V, Bits, false>;
+    k.quantize[1][Bits] = quantize_loop<V, Bits, true>;
+    k.quantize_keeping[0][Bits] = quantize_keeping_loop<V, Bits, false>;
+    k.quantize_keeping[1][Bits] = quantize_keeping_loop<V, Bits, true>;
+    k.quantize_buckets[0][0][Bits] = quantize_buckets_loop<V, float, Bits, false>;
+    k.quantize_buckets[0][1][Bits] = quantize_buckets_loop<V, float, Bits, true>;
+    k.quantize_buckets[1][0][Bits] = quantize_buckets_loop<V, Float16, Bits, false>;
+    k.quantize_buckets[1][1][Bits] = quantize_buckets_loop<V, Float16, Bits, true>;
+    k.quantize_buckets[2][0][Bits] = quantize_buckets_loop<V, BFloat16, Bits, false>;
+    k.quantize_buckets[2][1][Bits] = quantize_buckets_loop<V, BFloat16, Bits, true>;
+    k.dequantize[0][Bits] = dequantize_loop<V, Bits, false, float>;
+    k.dequantize[1][Bits] = dequantize_loop<V, Bits, false, Float16>;
+    k.dequantize[2][Bits] = dequantize_loop<V, Bits, false, BFloat16>;
+    k.dequantize_add[Bits] = dequantize_loop<V, Bits, true, float>;
+    fill_bits<V, Bits - 1>(k);
+  }
 }
 
 template <class V>
 constexpr Kernels make_kernels(const char* name) {
   Kernels k{};
   k.name = name;
-  k.max_magnitude = max_magnitude_loop<V>;
+  k.max_magnitude = max_magnitude_of<V, float>;
   k.sum_squares = sum_squares_loop<V>;
   k.noise = noise_loop<V>;
   k.scale_add[0] = scale_add_loop<V, float>;
   k.scale_add[1] = scale_add_loop<V, Float16>;
   k.scale_add[2] = scale_add_loop<V, BFloat16>;
   k.variance = variance_loop<V>;
-  fill_bits<V, 2>(k);
-  fill_bits<V, 3>(k);
-  fill_bits<V, 4>(k);
-  fill_bits<V, 5>(k);
-  fill_bits<V, 6>(k);
-  fill_bits<V, 7>(k);
-  fill_bits<V, 8>(k);
   k.widen[0] = widen_loop<V, Float16>;
   k.widen[1] = widen_loop<V, BFloat16>;
   k.shorten[0] = shorten_loop<V, Float16>;
   k.shorten[1] = shorten_loop<V, BFloat16>;
   k.add = add_loop<V>;
   k.hash_take = hash_take_loop<V>;
-  fill_packing<V, 8>(k);
-  fill_eden<V>(k);
+  k.eden_rotate = eden_rotate_loop<V>;
+  k.eden_restore[0] = eden_restore_loop<V, Into::kSet>;
+  k.eden_restore[1] = eden_restore_loop<V, Into::kAdd>;
+  k.eden_restore[2] = eden_restore_loop<V, Into::kSubtract>;
+  fill_bits<V, 8>(k);
   return k;
 }
 

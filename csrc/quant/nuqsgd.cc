@@ -13,10 +13,9 @@ QSGD_INLINE float power_of_two(int exponent) {
   return bit_cast<float>(static_cast<uint32_t>(127 + exponent) << 23);
 }
 
-struct ExponentialGrid {
+struct ExponentialGrid : SignedLevels {
   using Real = float;
   float norm;
-  int levels;
   int lowest;   // exponent of level 1
   float steps;  // 2^-lowest
 
@@ -33,9 +32,6 @@ struct ExponentialGrid {
     return {below ? 0 : levels + exponent, below ? linear : significand,
             norm * power_of_two(below ? lowest : exponent)};
   }
-  QSGD_INLINE uint8_t code(float x, int level) const {
-    return static_cast<uint8_t>(levels + (bit_cast<uint32_t>(x) >> 31 ? -level : level));
-  }
 };
 
 QSGD_CLONES
@@ -49,7 +45,7 @@ bool encode_exponential(const float* x, size_t count, const CodecSpec& spec, con
     return largest == 0;
   }
   const float norm = spec.norm == Norm::kMax ? largest : l2_norm(x, count);
-  const ExponentialGrid grid{norm, levels, 1 - levels, power_of_two(levels - 1)};
+  const ExponentialGrid grid{{levels}, norm, 1 - levels, power_of_two(levels - 1)};
   round_to(grid, x, count, spec, noise, code);
   scales[0] = static_cast<float>(double{norm} * contraction(grid, x, count, spec));
   return true;

@@ -91,8 +91,6 @@ class BitReader {
     }
     return n;
   }
-  // Whether only the padding of finish() is left.
-  bool done() const { return at_ == size_ && (pending_ & ((uint64_t{1} << waiting_) - 1)) == 0; }
 
  private:
   const uint8_t* const bytes_;

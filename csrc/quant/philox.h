@@ -39,19 +39,23 @@ QSGD_INLINE PhiloxBlock philox(PhiloxBlock x, uint32_t key0, uint32_t key1, int 
   return x;
 }
 
+// The finaliser of SplitMix64, a bijection of 64 bits (Steele et al., Fast splittable pseudorandom
+// number generators, OOPSLA'14).
+inline uint64_t split_mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
 // The noise of a NoiseKey. Philox's key of 64 bits is too small for seed and tensor, so it is a
-// hash of both, by SplitMix64 (Steele et al., Fast splittable pseudorandom number generators,
-// OOPSLA'14).
+// hash of both, by SplitMix64.
 struct Philox {
   QSGD_INLINE Philox(uint64_t mixed, uint64_t high) : mixed(mixed), high(high) {}
   explicit Philox(const NoiseKey& key)
       : mixed(mix(key.seed, key.tensor)), high(counter_high(key)) {}
 
   static uint64_t mix(uint64_t seed, uint32_t tensor) {
-    uint64_t z = seed + 0x9E3779B97F4A7C15u * (uint64_t{tensor} + 1);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
+    return split_mix(seed + 0x9E3779B97F4A7C15u * (uint64_t{tensor} + 1));
   }
 
   QSGD_INLINE PhiloxBlock block(uint64_t number) const {

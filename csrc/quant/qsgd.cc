@@ -8,6 +8,7 @@
 
 #include "quant/code.h"
 #include "quant/convert.h"
+#include "quant/grid.h"
 #include "quant/kernels.h"
 
 namespace qsgd {
@@ -17,18 +18,12 @@ constexpr float kMostFloat16 = 65504;
 constexpr float kSmall = std::numeric_limits<float>::min() * 256;  // a level of it is normal
 constexpr float kLift = 0x1p64f;  // makes the inverse of the smallest norms finite
 
-size_t tiles_of(size_t count) { return (count + kTile - 1) / kTile; }
-
 // NaN if an element is NaN or Inf. Never less than any element, so no level exceeds s.
 float norm_of(const Kernels& k, const float* x, size_t count, Norm norm, uint32_t most) {
   if (norm == Norm::kMax) {
     return most < kInfinity ? bit_cast<float>(most) : std::numeric_limits<float>::quiet_NaN();
   }
-  const double l2 = std::sqrt(k.sum_squares(x, count));
-  if (!std::isfinite(l2)) return std::numeric_limits<float>::quiet_NaN();
-  // Finite elements can have a norm beyond float32, which must not become the mark for "not
-  // finite".
-  return l2 > double{kLargestFloat} ? kLargestFloat : static_cast<float>(l2);
+  return norm_of_squares(k.sum_squares(x, count));
 }
 
 float norm_of(const Kernels& k, const float* x, size_t count, Norm norm) {
@@ -47,15 +42,6 @@ struct Grid {
   float lift = 1;  // factor of the elements beforehand
   float scale;
 };
-
-// For a tile that is incomplete, or that needs lifting.
-void quantize_staged(const Kernels& k, const float* x, size_t count, const Grid& grid,
-                     const CodecSpec& spec, const NoiseKey& key, uint64_t tile, uint8_t* codes) {
-  float staged[kTile] = {};
-  for (size_t i = 0; i < count; ++i) staged[i] = x[i] * grid.lift;
-  const auto rounding = static_cast<size_t>(spec.rounding);
-  k.quantize[rounding][spec.bits](staged, 1, grid.scale, key, tile, codes);
-}
 
 // The bytes that a GPU writes, with its generator: for comparisons, so not vectorised by hand.
 QSGD_CLONES
@@ -84,10 +70,13 @@ void quantize(const Kernels& k, const float* x, size_t count, const Grid& grid,
   const size_t direct = grid.lift == 1 ? count / kTile : 0;
   const auto rounding = static_cast<size_t>(spec.rounding);
   k.quantize[rounding][spec.bits](x, direct, grid.scale, key, tile, codes);
+  // Tiles that need lifting, or the last, incomplete one.
   for (size_t t = direct; t < tiles_of(count); ++t) {
+    float staged[kTile] = {};
     const size_t rest = std::min<size_t>(kTile, count - t * kTile);
-    quantize_staged(k, x + t * kTile, rest, grid, spec, key, tile + t,
-                    codes + spec.code_bytes(t * kTile));
+    for (size_t i = 0; i < rest; ++i) staged[i] = x[t * kTile + i] * grid.lift;
+    k.quantize[rounding][spec.bits](staged, 1, grid.scale, key, tile + t,
+                                    codes + spec.code_bytes(t * kTile));
   }
 }
 
@@ -218,35 +207,6 @@ size_t encode_plain_buckets(const Kernels& k, const uint8_t* x, DType dtype, siz
       x, buckets, spec.bucket / kTile, key, first / kTile, scales, codes);
 }
 
-bool encode_buckets(const uint8_t* x, DType dtype, size_t count, uint64_t first,
-                    const CodecSpec& spec, const NoiseKey& key, float* scales, uint8_t* codes) {
-  const Kernels& k = kernels();
-  const size_t element = facts(dtype).size;
-  Staging staging(dtype == DType::kFloat32 ? 0 : std::min<size_t>(count, spec.bucket));
-  bool finite = true;
-  for (size_t at = 0; at < count;) {
-    const size_t plain =
-        encode_plain_buckets(k, x + at * element, dtype, (count - at) / spec.bucket, first + at,
-                             spec, key, scales, codes);
-    scales += plain;
-    codes += spec.code_bytes(plain * spec.bucket);
-    at += plain * spec.bucket;
-    const size_t size = std::min<size_t>(spec.bucket, count - at);
-    if (size == 0) break;
-    const auto* floats = reinterpret_cast<const float*>(x + at * element);
-    if (dtype != DType::kFloat32) {
-      float32_from(x + at * element, dtype, size, staging.data());
-      floats = staging.data();
-    }
-    const float scale = encode_bucket(k, floats, size, first + at, spec, key, codes);
-    finite &= !std::isnan(scale);
-    *scales++ = scale;
-    codes += spec.code_bytes(size);
-    at += size;
-  }
-  return finite;
-}
-
 // Codes a bucket whose largest magnitude is known, and writes the coding error. Returns the scale.
 float encode_bucket_keeping(const Kernels& k, const float* x, size_t count, uint32_t most,
                             uint64_t first, const CodecSpec& spec, const NoiseKey& key,
@@ -270,27 +230,6 @@ float encode_bucket_keeping(const Kernels& k, const float* x, size_t count, uint
   decode_bucket<false>(k, scale, codes, count - done, spec, left + done);
   keep_rest(x + done, count - done, left + done);
   return scale;
-}
-
-bool encode_buckets_keeping(const char* x, DType dtype, float by, size_t count, uint64_t first,
-                            const CodecSpec& spec, const NoiseKey& key, float* scales,
-                            uint8_t* codes, float* left) {
-  const Kernels& k = kernels();
-  Staging staging(std::min<size_t>(count, spec.bucket));
-  float* const value = staging.data();
-  bool finite = true;
-  for (size_t at = 0; at < count; at += spec.bucket) {
-    const size_t size = std::min<size_t>(spec.bucket, count - at);
-    const uint32_t most =
-        scale_add(x + at * facts(dtype).size, dtype, size, by, left + at, value, false);
-    finite &= most < kInfinity;
-    const float* const source =
-        dtype == DType::kFloat32 ? reinterpret_cast<const float*>(x) + at : left + at;
-    *scales++ = encode_bucket_keeping(k, value, size, most, first + at, spec, key, codes, left + at,
-                                      source);
-    codes += spec.code_bytes(size);
-  }
-  return finite;
 }
 
 template <bool Add>
@@ -337,14 +276,53 @@ class Qsgd final : public Code {
   bool encode(const void* x, DType dtype, size_t count, uint64_t first, const CodecSpec& spec,
               const NoiseKey& key, float* scales, uint8_t* codes) const override {
     const auto* const in = static_cast<const uint8_t*>(x);
-    return encode_buckets(in, dtype, count, first, spec, key, scales, codes);
+    const Kernels& k = kernels();
+    const size_t element = facts(dtype).size;
+    Staging staging(dtype == DType::kFloat32 ? 0 : std::min<size_t>(count, spec.bucket));
+    bool finite = true;
+    for (size_t at = 0; at < count;) {
+      const size_t plain =
+          encode_plain_buckets(k, in + at * element, dtype, (count - at) / spec.bucket, first + at,
+                               spec, key, scales, codes);
+      scales += plain;
+      codes += spec.code_bytes(plain * spec.bucket);
+      at += plain * spec.bucket;
+      const size_t size = std::min<size_t>(spec.bucket, count - at);
+      if (size == 0) break;
+      const auto* floats = reinterpret_cast<const float*>(in + at * element);
+      if (dtype != DType::kFloat32) {
+        float32_from(in + at * element, dtype, size, staging.data());
+        floats = staging.data();
+      }
+      const float scale = encode_bucket(k, floats, size, first + at, spec, key, codes);
+      finite &= !std::isnan(scale);
+      *scales++ = scale;
+      codes += spec.code_bytes(size);
+      at += size;
+    }
+    return finite;
   }
 
   bool encode_keeping(const void* x, DType dtype, float by, size_t count, uint64_t first,
                       const CodecSpec& spec, const NoiseKey& key, float* scales, uint8_t* codes,
                       float* left) const override {
-    return encode_buckets_keeping(static_cast<const char*>(x), dtype, by, count, first, spec, key,
-                                  scales, codes, left);
+    const auto* const in = static_cast<const uint8_t*>(x);
+    const Kernels& k = kernels();
+    Staging staging(std::min<size_t>(count, spec.bucket));
+    float* const value = staging.data();
+    bool finite = true;
+    for (size_t at = 0; at < count; at += spec.bucket) {
+      const size_t size = std::min<size_t>(spec.bucket, count - at);
+      const uint32_t most =
+          scale_add(in + at * facts(dtype).size, dtype, size, by, left + at, value, false);
+      finite &= most < kInfinity;
+      const float* const source =
+          dtype == DType::kFloat32 ? static_cast<const float*>(x) + at : left + at;
+      *scales++ = encode_bucket_keeping(k, value, size, most, first + at, spec, key, codes,
+                                        left + at, source);
+      codes += spec.code_bytes(size);
+    }
+    return finite;
   }
 
   bool decode(const float* scales, const uint8_t* codes, size_t count, const CodecSpec& spec,

@@ -55,7 +55,6 @@ struct Neon {
   static QSGD_INLINE I times(I a, I b) { return vmulq_u32(a, b); }
   static QSGD_INLINE I both(I a, I b) { return vandq_u32(a, b); }
   static QSGD_INLINE I differ(I a, I b) { return veorq_u32(a, b); }
-  static QSGD_INLINE I either(I a, I b) { return vorrq_u32(a, b); }
   static QSGD_INLINE I max(I a, I b) { return vmaxq_u32(a, b); }
   static QSGD_INLINE I min(I a, I b) { return vminq_u32(a, b); }
   static QSGD_INLINE uint32_t largest(I a) { return vmaxvq_u32(a); }

@@ -68,7 +68,6 @@ struct Scalar {
   static QSGD_INLINE I times(I a, I b) { return a * b; }
   static QSGD_INLINE I both(I a, I b) { return a & b; }
   static QSGD_INLINE I differ(I a, I b) { return a ^ b; }
-  static QSGD_INLINE I either(I a, I b) { return a | b; }
   static QSGD_INLINE I min(I a, I b) { return select(reinterpret_cast<I>(a < b), a, b); }
   static QSGD_INLINE I max(I a, I b) { return select(reinterpret_cast<I>(a > b), a, b); }
   static QSGD_INLINE uint32_t largest(I a) {

@@ -12,16 +12,13 @@ namespace {
 
 constexpr double kClip = 2.5;
 
-struct TernaryGrid {
+struct TernaryGrid : SignedLevels {
   using Real = float;
   float top;
 
   QSGD_INLINE Place<float> place(float x) const {
     const float ratio = std::fabs(x) / top;
     return {ratio < 1 ? 0 : 1, ratio < 1 ? ratio : 0.0f, top};
-  }
-  QSGD_INLINE uint8_t code(float x, int level) const {
-    return static_cast<uint8_t>(1 + (bit_cast<uint32_t>(x) >> 31 ? -level : level));
   }
 };
 
@@ -37,7 +34,7 @@ bool encode_ternary(const float* x, size_t count, const CodecSpec& spec, const u
   // Relative to zero, not to the mean: a bucket of equal elements must not be clipped to zero.
   const double sigma = std::sqrt(lane_sum(count, Squares{x}) / static_cast<double>(count));
   const double clip = kClip * sigma;
-  const TernaryGrid grid{clip < double{largest} ? static_cast<float>(clip) : largest};
+  const TernaryGrid grid{{1}, clip < double{largest} ? static_cast<float>(clip) : largest};
   round_to(grid, x, count, spec, noise, code);
   scales[0] = static_cast<float>(double{grid.top} * contraction(grid, x, count, spec));
   return true;

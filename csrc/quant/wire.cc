@@ -7,19 +7,13 @@
 
 #include "common/error.h"
 #include "quant/kernels.h"
+#include "quant/philox.h"
 
 namespace qsgd {
 namespace {
 
 constexpr uint32_t kMagic = 0x44475351u;  // "QSGD"
 constexpr uint8_t kVersion = 2;
-
-// A bijection of 64 bits (the finaliser of SplitMix64).
-uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
-}
 
 HashLanes begin_hash() {
   HashLanes lanes;
@@ -44,7 +38,9 @@ uint64_t end_hash(HashLanes& lanes) {
 }
 
 // A change of one block's hash changes its term; the terms are added in any order.
-uint64_t term_of(uint64_t hash, uint64_t index) { return mix(hash + index * 0x9E3779B97F4A7C15u); }
+uint64_t term_of(uint64_t hash, uint64_t index) {
+  return split_mix(hash + index * 0x9E3779B97F4A7C15u);
+}
 
 }  // namespace
 
@@ -76,7 +72,7 @@ void BlockHash::reach(size_t end) {
   }
 }
 
-uint64_t checksum_of_nothing(size_t size) { return mix(size); }
+uint64_t checksum_of_nothing(size_t size) { return split_mix(size); }
 
 uint64_t checksum(const uint8_t* bytes, size_t size) {
   uint64_t sum = checksum_of_nothing(size);
