@@ -370,7 +370,7 @@ void Agreement::note_agreement(const std::vector<Response>& responses) {
   timeline_.cycle();
   for (const Response& response : responses) {
     for (const std::string& name : response.names) {
-      timeline_.agreed(Timeline::row_of(response.set, name), response.message);
+      timeline_.agreed(Timeline::row_of(response.set, name), response.fault.message);
     }
   }
 }

@@ -123,20 +123,21 @@ void Coordinator::note_group(Pending& p, const RankSet& ranks, const Operation& 
 }
 
 void Coordinator::ungroup(Pending& p, const Operation& other) {
-  if (p.grouped) break_group(group_of(*p.operation), ErrorKind::kInternal, p.fault);
-  if (other.group) break_group(group_of(other), ErrorKind::kInternal, p.fault);
+  const Fault fault{ErrorKind::kInternal, p.fault};
+  if (p.grouped) break_group(group_of(*p.operation), fault);
+  if (other.group) break_group(group_of(other), fault);
   p.grouped = false;
 }
 
-void Coordinator::break_group(const GroupKey& key, ErrorKind error, const std::string& fault) {
-  groups_.break_up(key, {error, fault});
-  ready_.fail_group(key, error, fault);
+void Coordinator::break_group(const GroupKey& key, const Fault& fault) {
+  groups_.break_up(key, fault);
+  ready_.fail_group(key, fault);
 }
 
 void Coordinator::complete_group(const GroupKey& key) {
   const Members ranks = sets_.at(key.first);
   if (!groups_.is_whole(key, *ranks, joined_)) return;
-  const bool broken = groups_.fault_of(key).kind != ErrorKind::kNone;
+  const bool broken{groups_.fault_of(key)};
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
     Pending& p = it->second;
@@ -157,10 +158,9 @@ void Coordinator::complete_group(const GroupKey& key) {
 // The submission was in flight when the ranks agreed to remove its set.
 void Coordinator::refuse(OperationPtr operation) {
   Agreed agreed;
-  agreed.error = ErrorKind::kInternal;
-  agreed.message = "tensor '" + operation->name + "': process set " +
-                   std::to_string(operation->set) +
-                   " was removed meanwhile; wait for its handles first";
+  agreed.fault = {ErrorKind::kInternal, "tensor '" + operation->name + "': process set " +
+                                            std::to_string(operation->set) +
+                                            " was removed meanwhile; wait for its handles first"};
   agreed.ranks = sets_.at(0);
   agreed.operation = std::move(operation);
   push(std::move(agreed));
@@ -201,18 +201,16 @@ void Coordinator::agree(Table::iterator it) {
     if (counted.size > 0) uncounted_.push_back({key, {others, counted.size}});
   }
   const GroupKey group = group_of(*p.operation);
-  const GroupFault broken = p.grouped ? groups_.fault_of(group) : GroupFault{};
+  const Fault broken = p.grouped ? groups_.fault_of(group) : Fault{};
   Agreed agreed;
   agreed.operation = p.operation;
   agreed.ranks = p.ranks;
   // Nothing is held back for a group that is broken or was forgotten after a failure.
-  agreed.grouped = p.grouped && broken.kind == ErrorKind::kNone && groups_.has(group);
+  agreed.grouped = p.grouped && !broken && groups_.has(group);
   if (!p.fault.empty()) {
-    agreed.error = ErrorKind::kInternal;
-    agreed.message = p.fault;
-  } else if (broken.kind != ErrorKind::kNone) {
-    agreed.error = broken.kind;
-    agreed.message = broken.message;
+    agreed.fault = {ErrorKind::kInternal, p.fault};
+  } else if (broken) {
+    agreed.fault = broken;
   } else {
     decide(agreed, p);
   }
@@ -223,10 +221,11 @@ void Coordinator::decide(Agreed& agreed, const Pending& p) {
   const Operation& o = *agreed.operation;
   const std::string joined = listed((joined_ & *p.ranks).list());
   if (!joined.empty() && !can_run_without_joined(o)) {
-    agreed.error = ErrorKind::kInternal;
-    agreed.message = "tensor '" + o.name + "': rank(s) " + joined + " have joined, so there can " +
-                     "be no " + describe(o.kind) + " until all ranks have; only sums, averages " +
-                     "and Adasum are possible meanwhile";
+    agreed.fault = {ErrorKind::kInternal, "tensor '" + o.name + "': rank(s) " + joined +
+                                              " have joined, so there can " + "be no " +
+                                              describe(o.kind) +
+                                              " until all ranks have; only sums, averages " +
+                                              "and Adasum are possible meanwhile"};
     return;
   }
   switch (o.kind) {
@@ -254,7 +253,7 @@ void Coordinator::set_machine(const Machine& machine, const PlanRequest& request
 
 void Coordinator::choose_codings() {
   for (Agreed& agreed : ready_.waiting()) {
-    if (agreed.decided || agreed.error != ErrorKind::kNone) continue;
+    if (agreed.decided || agreed.fault) continue;
     agreed.decided = true;
     if (agreed.operation->kind != OpKind::kAllreduce) continue;
     agreed.coding = coding(*agreed.operation, agreed.nmse);
@@ -339,9 +338,8 @@ void Coordinator::add_set(Agreed& agreed) {
   const RankSet ranks = RankSet::of(wanted);
   for (const auto& [id, others] : sets_) {
     if (*others != ranks) continue;
-    agreed.error = ErrorKind::kUsage;
-    agreed.message = "process set " + describe(wanted) + " exists already, as " +
-                     std::to_string(id) + "; use that one";
+    agreed.fault = {ErrorKind::kUsage, "process set " + describe(wanted) + " exists already, as " +
+                                           std::to_string(id) + "; use that one"};
     return;
   }
   agreed.value = next_set_++;
@@ -351,40 +349,40 @@ void Coordinator::add_set(Agreed& agreed) {
 void Coordinator::remove_set(Agreed& agreed) {
   const auto id = static_cast<int32_t>(agreed.operation->ranks.front());
   if (sets_.count(id) == 0) {
-    agreed.error = ErrorKind::kUsage;
-    agreed.message = "process set " + std::to_string(id) + " was removed already";
+    agreed.fault = {ErrorKind::kUsage,
+                    "process set " + std::to_string(id) + " was removed already"};
     return;
   }
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto next = std::next(it);
     if (it->first.first == id) {
-      fail(it, ErrorKind::kInternal,
-           "process set " + std::to_string(id) + " was removed while tensor '" + it->first.second +
-               "' waited for " + ranks_missing(it->second) + "; wait for its handles first");
+      fail(it,
+           {ErrorKind::kInternal,
+            "process set " + std::to_string(id) + " was removed while tensor '" + it->first.second +
+                "' waited for " + ranks_missing(it->second) + "; wait for its handles first"});
     }
     it = next;
   }
   for (const GroupKey& key : groups_.keys()) {
     if (key.first != id) continue;
     groups_.forget(key);
-    ready_.fail_group(key, ErrorKind::kInternal,
-                      "process set " + std::to_string(id) + " was removed while group '" +
-                          key.second + "' was incomplete; wait for its handles first");
+    ready_.fail_group(key, {ErrorKind::kInternal,
+                            "process set " + std::to_string(id) + " was removed while group '" +
+                                key.second + "' was incomplete; wait for its handles first"});
   }
   agreed.value = id;
   sets_.erase(id);
 }
 
-void Coordinator::fail(Table::iterator it, ErrorKind error, const std::string& message) {
+void Coordinator::fail(Table::iterator it, const Fault& fault) {
   Pending p = take(it);
   Agreed agreed;
   agreed.operation = p.operation;
   agreed.ranks = p.ranks;
-  agreed.error = error;
-  agreed.message = message;
+  agreed.fault = fault;
   if (p.grouped) {
     const GroupKey group = group_of(*p.operation);
-    break_group(group, error, message);
+    break_group(group, fault);
     if (groups_.is_over(group)) groups_.forget(group);  // later submissions begin it again
   }
   push(std::move(agreed));
@@ -401,11 +399,11 @@ void Coordinator::fail_unreachable() {
     const RankSet lacking = *it->second.ranks - it->second.has;
     for (const auto& [rank, reason] : left_) {
       if (!lacking.has(rank)) continue;
-      fail(it, ErrorKind::kRankFailed,
-           "rank " + std::to_string(rank) + " left the job (" + reason +
-               ") without submitting tensor '" + it->first.second +
-               "' that other ranks wait for. All ranks must run equally many steps; look at that "
-               "rank's own output for its error.");
+      fail(it, {ErrorKind::kRankFailed,
+                "rank " + std::to_string(rank) + " left the job (" + reason +
+                    ") without submitting tensor '" + it->first.second +
+                    "' that other ranks wait for. All ranks must run equally many steps; look at "
+                    "that rank's own output for its error."});
       break;
     }
     it = next;
@@ -434,17 +432,18 @@ void Coordinator::fail_deadlocked() {
   }
   if (!running.empty()) return;
   const std::string who = describe_waits(waiting);
-  const std::string message =
+  const Fault fault{
+      ErrorKind::kInternal,
       "the ranks wait for one another: " + who +
-      ". Every rank must submit operations of the same names, and unnamed ones in the same order; "
-      "look for a branch that only some ranks take.";
+          ". Every rank must submit operations of the same names, and unnamed ones in the same "
+          "order; look for a branch that only some ranks take."};
   for (const auto& [key, ranks] : waiting) {
     const auto it = pending_.find(key);
     if (it != pending_.end()) {
       const bool joins = it->second.operation->kind == OpKind::kJoin;
-      if (!joins) fail(it, ErrorKind::kInternal, message);
+      if (!joins) fail(it, fault);
     } else if (const Operation* held = ready_.holds(key)) {
-      break_group(group_of(*held), ErrorKind::kInternal, message);
+      break_group(group_of(*held), fault);
     }
   }
 }

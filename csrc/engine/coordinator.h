@@ -95,8 +95,8 @@ class Coordinator {
   // Removes the tensor from its group, because the ranks disagree on the group.
   void ungroup(Pending& pending, const Operation& other);
   // Fails the members of the group, including those submitted later.
-  void break_group(const GroupKey& key, ErrorKind error, const std::string& fault);
-  void fail(Table::iterator it, ErrorKind error, const std::string& message);
+  void break_group(const GroupKey& key, const Fault& fault);
+  void fail(Table::iterator it, const Fault& fault);
   void fail_unreachable();
   void fail_deadlocked();
   std::string ranks_missing(const Pending& pending) const;

@@ -30,8 +30,7 @@ struct Entry {
 
 // Result of an operation on this rank, or the error with which it failed on all ranks.
 struct Outcome {
-  ErrorKind error = ErrorKind::kNone;
-  std::string message;
+  Fault fault;
   Result result;
 };
 

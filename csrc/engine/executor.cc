@@ -30,23 +30,20 @@ StandIn stand_in(const OperationPtr& operation, const std::shared_ptr<AbortFlag>
 
 void Executor::carry_out(const std::vector<Response>& responses) {
   for (const Response& response : responses) {
-    if (response.error == ErrorKind::kNone) end_finished();
+    if (!response.fault) end_finished();
     carry_out(response);
-    if (response.error == ErrorKind::kNone) end_finished();
+    if (!response.fault) end_finished();
   }
   end_finished();
 }
 
 void Executor::carry_out(const Response& response) {
   std::vector<Outcome> outcomes;
-  if (response.error == ErrorKind::kNone) {
-    outcomes = work(response);
-  } else {
+  if (response.fault) {
     outcomes.resize(response.names.size());
-    for (Outcome& outcome : outcomes) {
-      outcome.error = response.error;
-      outcome.message = response.message;
-    }
+    for (Outcome& outcome : outcomes) outcome.fault = response.fault;
+  } else {
+    outcomes = work(response);
   }
   for (size_t i = 0; i < outcomes.size(); ++i) {
     held_.emplace_back(Key(response.set, response.names[i]), std::move(outcomes[i]));
@@ -100,15 +97,11 @@ void Executor::change_sets(const Operation& operation, int64_t id) {
 
 // If one member of a group fails, all do.
 void Executor::finish_held(bool grouped) {
-  const auto fault = std::find_if(held_.begin(), held_.end(), [](const Ended& ended) {
-    return ended.second.error != ErrorKind::kNone;
-  });
-  if (grouped && fault != held_.end()) {
-    const Outcome first{fault->second.error, fault->second.message, {}};
-    for (auto& [key, outcome] : held_) {
-      outcome.error = first.error;
-      outcome.message = first.message;
-    }
+  const auto failed = std::find_if(held_.begin(), held_.end(),
+                                   [](const Ended& ended) { return bool{ended.second.fault}; });
+  if (grouped && failed != held_.end()) {
+    const Fault fault = failed->second.fault;
+    for (auto& [key, outcome] : held_) outcome.fault = fault;
   }
   std::move(held_.begin(), held_.end(), std::back_inserter(finished_));
   held_.clear();

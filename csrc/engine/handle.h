@@ -58,13 +58,13 @@ class Handle {
 
   // Called by the engine; only the first call has an effect.
   void finish(Result result);
-  void fail(ErrorKind kind, const std::string& message);
+  void fail(Fault fault);
 
  private:
   friend class Waiting;
   void begin_wait(Timeline::Clock::time_point now);
   void end_wait(Timeline::Clock::time_point since);
-  void end(ErrorKind kind, const std::string& message, Result result);
+  void end(Fault fault, Result result);
 
   const std::shared_ptr<AbortFlag> abort_;
   const std::shared_ptr<Timeline> timeline_;
@@ -75,8 +75,7 @@ class Handle {
   std::atomic<bool> done_{false};  // once set, the results do not change
   int waiting_ = 0;                // threads
   std::chrono::steady_clock::time_point waiting_since_;
-  ErrorKind kind_ = ErrorKind::kNone;
-  std::string message_;
+  Fault fault_;
   std::shared_ptr<const Result> result_;
   std::vector<std::function<void()>> callbacks_;
 };

@@ -104,7 +104,7 @@ std::vector<Outcome> Operations::carry_out(const Response& response,
   }
   std::vector<Outcome> outcomes;
   for (const Entry* entry : entries) {
-    outcomes.push_back({ErrorKind::kNone, {}, do_one(*entry, response)});
+    outcomes.push_back({{}, do_one(*entry, response)});
   }
   return outcomes;
 }

@@ -186,7 +186,7 @@ std::vector<Outcome> Reducer::judge(const std::vector<Entry*>& entries,
   for (size_t i = 0; i < messages.size(); ++i) {
     if (messages[i].empty()) continue;
     if (config_.nonfinite == NonFinite::kError) {
-      outcomes[i] = {ErrorKind::kNonFinite, messages[i] + kRemedy, {}};
+      outcomes[i].fault = {ErrorKind::kNonFinite, messages[i] + kRemedy};
     } else if (!warned_) {
       warned_ = true;  // on every rank alike, because the messages are equal on all
       if (rank() == 0 && config_.log) config_.log(messages[i] + kGoesOn);

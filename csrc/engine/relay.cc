@@ -177,12 +177,12 @@ void Relay::note(const Response& response) {
     const auto it = entries_.find({response.set, response.names[i]});
     if (it == entries_.end()) continue;
     Entry& entry = it->second;
-    const bool fails = response.error != ErrorKind::kNone && entry.operation != nullptr;
+    const bool fails = response.fault && entry.operation != nullptr;
     if (fails && entry.operation->group) groups_.forget(group_of(*entry.operation));
     open(entry);
     end(it);
   }
-  if (response.error != ErrorKind::kNone || response.operations.empty()) return;
+  if (response.fault || response.operations.empty()) return;
   const Operation& o = *response.operations.front();
   const auto id = static_cast<int32_t>(response.value);
   if (o.kind == OpKind::kJoin) joined_.clear();
