@@ -129,7 +129,7 @@ Owner subset(OwningCommunicator& parent, const std::vector<int>& ranks) {
 }
 
 Owner over_mpi(const MpiFacts& facts, const std::optional<NodeFacts>& node, int threads) {
-  auto transport = make_mpi_transport(facts, std::make_shared<AbortFlag>());
+  auto transport = make_mpi_transport(facts);
   auto shared = node ? std::make_unique<SharedNode>(*node, *transport) : nullptr;
   return Owner(new OwningCommunicator(std::move(transport), std::move(shared), threads, nullptr));
 }

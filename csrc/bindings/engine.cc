@@ -76,21 +76,18 @@ EngineConfig make_config(uint64_t seed, size_t fusion_bytes, const std::string& 
 
 EnginePtr engine_over_mpi(const MpiFacts& facts, EngineConfig config,
                           const std::optional<NodeFacts>& node) {
-  auto abort = std::make_shared<AbortFlag>();
-  auto transport = make_mpi_transport(facts, abort);
+  auto transport = make_mpi_transport(facts);
   auto shared = node ? std::make_unique<SharedNode>(*node, *transport) : nullptr;
-  return EnginePtr(
-      new Engine(std::move(transport), std::move(abort), std::move(config), std::move(shared)),
-      DeleteWhereMade<Engine>());
+  return EnginePtr(new Engine(std::move(transport), std::move(config), std::move(shared)),
+                   DeleteWhereMade<Engine>());
 }
 
 EnginePtr engine_over_threads(const std::shared_ptr<ThreadWorld>& world, int rank,
                               EngineConfig config, const std::optional<int>& ranks_per_node) {
   auto transport = std::make_unique<ThreadTransport>(world, rank);
   auto shared = ranks_per_node ? make_thread_node(*world, *transport, *ranks_per_node) : nullptr;
-  return EnginePtr(
-      new Engine(std::move(transport), world->abort_flag(), std::move(config), std::move(shared)),
-      DeleteWhereMade<Engine>());
+  return EnginePtr(new Engine(std::move(transport), std::move(config), std::move(shared)),
+                   DeleteWhereMade<Engine>());
 }
 
 void tune(Engine& engine, std::optional<size_t> fusion_bytes, std::optional<double> cycle_time_s,

@@ -19,13 +19,14 @@ Error name_taken(const std::string& name) {
 
 }  // namespace
 
-Engine::Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> abort,
-               EngineConfig config, std::unique_ptr<SharedNode> node)
+Engine::Engine(std::unique_ptr<Transport> transport, EngineConfig config,
+               std::unique_ptr<SharedNode> node)
     : transport_(std::move(transport)),
-      abort_(std::move(abort)),
+      abort_(transport_->shared_abort_flag()),
       config_(std::move(config)),
       node_(std::move(node)),
       workers_(config_.threads > 1 ? std::make_unique<Workers>(config_.threads) : nullptr),
+      communicator_{*transport_, node_.get(), workers_.get()},
       timeline_(std::make_shared<Timeline>(transport_->rank())),
       devices_(config_.gpu_library, abort_),
       steps_(
@@ -33,7 +34,7 @@ Engine::Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> 
           [this](uint64_t step, auto begin, auto end) {
             if (timeline_->on()) timeline_->stepped(step, begin, end);
           }),
-      trials_({*transport_, node_.get(), workers_.get()}),
+      trials_(communicator_),
       agreement_(*transport_, node_.get(), *timeline_,
                  {{config_.fusion_bytes, config_.cycle_time_s, config_.algorithm, std::nullopt,
                    config_.segment},
@@ -46,11 +47,9 @@ Engine::Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> 
                   config_.log,
                   [this](const std::string& message) { give_up(message); },
                   [this] { return everyone_.may_sum_in_nodes(); }}),
-      communicator_{*transport_, node_.get(), workers_.get()},
       sets_(communicator_, {config_.seed, config_.nonfinite, config_.log, config_.nccl_library}),
       everyone_(sets_.operations(0)),
-      executor_(communicator_, entries_, sets_, abort_,
-                [this](const Work& work) { note_work(work); }),
+      executor_(communicator_, entries_, sets_, [this](const Work& work) { note_work(work); }),
       thread_([this] { run(); }) {}
 
 Engine::~Engine() {

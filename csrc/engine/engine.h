@@ -86,8 +86,8 @@ struct Caller {
 class Engine {
  public:
   // `node` is null if the ranks of a node share no memory.
-  Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> abort,
-         EngineConfig config, std::unique_ptr<SharedNode> node = nullptr);
+  Engine(std::unique_ptr<Transport> transport, EngineConfig config,
+         std::unique_ptr<SharedNode> node = nullptr);
   ~Engine();  // without shutdown(), ends the job
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -187,6 +187,7 @@ class Engine {
   const EngineConfig config_;
   const std::unique_ptr<SharedNode> node_;
   const std::unique_ptr<Workers> workers_;
+  Communicator communicator_;
   const std::shared_ptr<Timeline> timeline_;
   const std::shared_ptr<WaitMeter> waits_ = std::make_shared<WaitMeter>();
   gpu::Devices devices_;  // used by any thread; declared before members that hold device memory
@@ -195,7 +196,6 @@ class Engine {
   Trials trials_;
   std::mutex driving_;   // held by the thread that drives the engine; locked before mutex_
   Agreement agreement_;  // used by that thread only, like all members up to mutex_
-  Communicator communicator_;
   ProcessSets sets_;
   Operations& everyone_;  // of set 0
   Executor executor_;

@@ -52,13 +52,14 @@ void Executor::carry_out(const Response& response) {
 }
 
 std::vector<Outcome> Executor::work(const Response& response) {
+  const std::shared_ptr<AbortFlag>& abort = communicator_.transport.shared_abort_flag();
   KeptOnFailure<std::vector<StandIn>> stand_ins;
   stand_ins->reserve(response.operations.size());
   std::vector<Entry*> entries;
   for (size_t i = 0; i < response.names.size(); ++i) {
     Entry* entry = entries_.find({response.set, response.names[i]});
     if (entry == nullptr) {
-      stand_ins->push_back(stand_in(response.operations.at(i), abort_));
+      stand_ins->push_back(stand_in(response.operations.at(i), abort));
       entry = &stand_ins->back().entry;
     }
     entries.push_back(entry);
@@ -67,7 +68,7 @@ std::vector<Outcome> Executor::work(const Response& response) {
   const auto start = Clock::now();
   double coding_s = 0;
   std::vector<Outcome> outcomes;
-  if (kind == OpKind::kJoin || kind == OpKind::kAddSet || kind == OpKind::kRemoveSet) {
+  if (changes_ranks(kind)) {
     change_sets(*entries.front()->operation, response.value);
     outcomes.emplace_back();
     outcomes.front().result.value = response.value;

@@ -315,7 +315,7 @@ void run_rank(const std::shared_ptr<ThreadWorld>& world, int rank, int ranks_per
   if (world->size() == 3) config.cache_capacity = 4;  // names are forgotten and learnt again
   auto transport = std::make_unique<ThreadTransport>(world, rank);
   auto node = ranks_per_node == 0 ? nullptr : make_thread_node(*world, *transport, ranks_per_node);
-  Engine engine(std::move(transport), world->abort_flag(), config, std::move(node));
+  Engine engine(std::move(transport), config, std::move(node));
   if (world->size() == 2) {
     engine.start_timeline(folder + "/timeline." + std::to_string(rank) + ".json", true,
                           Timeline::Clock::now());
