@@ -45,28 +45,7 @@ Reducer::Reducer(Communicator communicator, std::vector<int> ranks, ReducerConfi
     : communicator_(communicator),
       ranks_(std::move(ranks)),
       config_(std::move(config)),
-      residuals_(
-          rank(),
-          [this](size_t count, uint32_t bucket, uint32_t id, int owners) {
-            return coded_here(count, bucket, id, owners);
-          },
-          [this](size_t count, uint32_t bucket, uint32_t id, int owners) {
-            return covered_here(count, bucket, id, owners);
-          },
-          config_.log) {}
-
-Residuals::Covered Reducer::covered_here(size_t count, uint32_t bucket, uint32_t id,
-                                         int owners) const {
-  if (owners <= 0) return {{0, count}, size()};
-  const SharedNode& node = *communicator_.node;
-  return {hierarchical_shard(node, owners, count, bucket, id),
-          static_cast<int>(node.nodes().size())};
-}
-
-Range Reducer::coded_here(size_t count, uint32_t bucket, uint32_t id, int owners) const {
-  if (owners > 0) return hierarchical_owned(*communicator_.node, owners, count, bucket, id);
-  return owners == 0 ? owned(count, bucket, id, size(), rank()) : Range{};
-}
+      residuals_(communicator, config_.log) {}
 
 int Reducer::owners_in(const AlgorithmTraits& traits) const {
   if (traits.has(kAcross)) return owners_of(*communicator_.node, traits);

@@ -72,10 +72,7 @@ class Reducer {
   std::vector<Outcome> judge(const std::vector<Entry*>& entries,
                              const std::vector<ReduceTensor>& tensors);
 
-  Residuals::Covered covered_here(size_t count, uint32_t bucket, uint32_t id, int owners) const;
-  int owners_in(const AlgorithmTraits& traits) const;
-  // The elements of a tensor whose sums are coded by this rank.
-  Range coded_here(size_t count, uint32_t bucket, uint32_t id, int owners) const;
+  int owners_in(const AlgorithmTraits& traits) const;  // as in Residuals
   int size() const { return communicator_.transport.size(); }
   int rank() const { return communicator_.transport.rank(); }
 
