@@ -183,24 +183,17 @@ void Agreement::on_message(int child, FrameType type, Reader body) {
     case FrameType::kResponses:
       return read_responses(body);
     case FrameType::kMeasure:
-      send_down(FrameType::kMeasure);
-      messenger_.flush_down();
-      measures_next_ = true;
-      return;
+      return measure_next();
     case FrameType::kQuery: {
       const std::vector<Key> keys = read_keys(body);
-      Writer names;
-      write_keys(keys, names);
-      send_to_relays(FrameType::kQuery, names.bytes());
+      query(keys);
       return relay_.report_unmerged(keys);
     }
     case FrameType::kUnmerged:
       send_to_relays(FrameType::kUnmerged, {});
       return relay_.report_all_unmerged();
     case FrameType::kFarewell:
-      send_down(FrameType::kFarewell, /*last=*/true);
-      over_ = true;
-      return;
+      return say_farewell();
   }
   throw internal_error("control message of unknown type, from child " + std::to_string(child) +
                        " of rank " + std::to_string(rank()));
@@ -268,15 +261,8 @@ void Agreement::answer() {
                         std::make_move_iterator(responses.end()), std::back_inserter(agreed_),
                         others);
   }
-  if (coordinator_.waits_for_machine() && !measures_next_) {
-    send_down(FrameType::kMeasure);
-    messenger_.flush_down();
-    measures_next_ = true;
-  }
-  if (coordinator_.all_left() && !coordinator_.waits_for_machine() && !over_) {
-    send_down(FrameType::kFarewell, /*last=*/true);
-    over_ = true;
-  }
+  if (coordinator_.waits_for_machine() && !measures_next_) measure_next();
+  if (coordinator_.all_left() && !coordinator_.waits_for_machine() && !over_) say_farewell();
 }
 
 // Appends a response to the message of each child whose subtree contains a recipient. All children
@@ -314,6 +300,24 @@ void Agreement::send_down(FrameType type, bool last) {
   }
 }
 
+void Agreement::measure_next() {
+  send_down(FrameType::kMeasure);
+  messenger_.flush_down();
+  measures_next_ = true;
+}
+
+void Agreement::say_farewell() {
+  send_down(FrameType::kFarewell, /*last=*/true);
+  over_ = true;
+}
+
+// Asks the ranks below which of them are ready for these operations.
+void Agreement::query(const std::vector<Key>& keys) {
+  Writer names;
+  write_keys(keys, names);
+  send_to_relays(FrameType::kQuery, names.bytes());
+}
+
 void Agreement::watch_waits(const Entries& entries) {
   const auto now = Coordinator::Clock::now();
   if (now - last_watch_ < kWatch) return;
@@ -338,10 +342,7 @@ void Agreement::ask_for_late() {
   const double stall = stall_s(config_);
   if (stall <= 0 || tree_.children().empty()) return;
   const std::vector<Key> keys = coordinator_.to_ask_for(stall / 2);
-  if (keys.empty()) return;
-  Writer names;
-  write_keys(keys, names);
-  send_to_relays(FrameType::kQuery, names.bytes());
+  if (!keys.empty()) query(keys);
 }
 
 // Reports to rank 0, once, what the program here waits for; a later submission revokes it.

@@ -97,6 +97,9 @@ class Agreement {
   void send_addressed();
   void send_to_relays(FrameType type, const std::vector<char>& body);
   void send_down(FrameType type, bool last = false);
+  void measure_next();
+  void say_farewell();
+  void query(const std::vector<Key>& keys);
   bool may_report() const;
   void send_reports();
   void ask_for_late();
