@@ -138,18 +138,16 @@ void Coordinator::complete_group(const GroupKey& key) {
   const Members ranks = sets_.at(key.first);
   if (!groups_.is_whole(key, *ranks, joined_)) return;
   const bool broken{groups_.fault_of(key)};
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    const auto next = std::next(it);
+  for (auto next = pending_.begin(); next != pending_.end();) {
+    const auto it = next++;
     Pending& p = it->second;
-    if (p.grouped && group_of(*p.operation) == key) {
-      if (p.fault.empty() && !broken) {
-        p.fault = "tensor '" + p.operation->name + "' is in group '" + key.second + "' of " +
-                  std::to_string(p.operation->group->size) + " tensors, but not on " +
-                  ranks_missing(p) + "; every rank must submit a group of the same tensors";
-      }
-      agree(it);
+    if (!p.grouped || group_of(*p.operation) != key) continue;
+    if (p.fault.empty() && !broken) {
+      p.fault = "tensor '" + p.operation->name + "' is in group '" + key.second + "' of " +
+                std::to_string(p.operation->group->size) + " tensors, but not on " +
+                ranks_missing(p) + "; every rank must submit a group of the same tensors";
     }
-    it = next;
+    agree(it);
   }
   groups_.forget(key);
   ready_.release(key);
@@ -183,13 +181,12 @@ void Coordinator::begin(Pending& p, int rank, OperationPtr operation) {
 // From now on, `rank` takes part in every operation.
 void Coordinator::join(int rank) {
   joined_.add(rank);
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    const auto next = std::next(it);
+  for (auto next = pending_.begin(); next != pending_.end();) {
+    const auto it = next++;
     Pending& p = it->second;
-    const bool counted = p.operation->kind != OpKind::kJoin && p.missing.has(rank);
-    if (counted) p.missing.remove(rank);
-    if (counted && p.missing.empty()) agree(it);
-    it = next;
+    if (p.operation->kind == OpKind::kJoin || !p.missing.has(rank)) continue;
+    p.missing.remove(rank);
+    if (p.missing.empty()) agree(it);
   }
   for (const GroupKey& key : groups_.keys()) complete_group(key);
 }
@@ -353,15 +350,13 @@ void Coordinator::remove_set(Agreed& agreed) {
                     "process set " + std::to_string(id) + " was removed already"};
     return;
   }
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    const auto next = std::next(it);
-    if (it->first.first == id) {
-      fail(it,
-           {ErrorKind::kInternal,
-            "process set " + std::to_string(id) + " was removed while tensor '" + it->first.second +
-                "' waited for " + ranks_missing(it->second) + "; wait for its handles first"});
-    }
-    it = next;
+  for (auto next = pending_.begin(); next != pending_.end();) {
+    const auto it = next++;
+    if (it->first.first != id) continue;
+    fail(it,
+         {ErrorKind::kInternal,
+          "process set " + std::to_string(id) + " was removed while tensor '" + it->first.second +
+              "' waited for " + ranks_missing(it->second) + "; wait for its handles first"});
   }
   for (const GroupKey& key : groups_.keys()) {
     if (key.first != id) continue;
@@ -394,8 +389,8 @@ void Coordinator::leave(int rank, const std::string& reason) {
 }
 
 void Coordinator::fail_unreachable() {
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    const auto next = std::next(it);
+  for (auto next = pending_.begin(); next != pending_.end();) {
+    const auto it = next++;
     const RankSet lacking = *it->second.ranks - it->second.has;
     for (const auto& [rank, reason] : left_) {
       if (!lacking.has(rank)) continue;
@@ -406,7 +401,6 @@ void Coordinator::fail_unreachable() {
                     "that rank's own output for its error."});
       break;
     }
-    it = next;
   }
 }
 
@@ -456,10 +450,8 @@ std::vector<std::string> Coordinator::take_news() {
 
 std::vector<std::string> Coordinator::stalled(double patience_s) {
   std::vector<std::string> sentences;
-  const auto now = Clock::now();
   for (auto& [key, pending] : pending_) {
-    const bool late = Seconds(now - pending.since).count() >= patience_s;
-    if (pending.warned || !late || pending.operation->kind == OpKind::kJoin) continue;
+    if (pending.warned || !pending.is_late(patience_s)) continue;
     pending.warned = true;
     sentences.push_back(describe_wait(key, pending) +
                         ". Those ranks are slow, stuck, or take another path through the script.");
@@ -469,10 +461,8 @@ std::vector<std::string> Coordinator::stalled(double patience_s) {
 
 std::vector<Key> Coordinator::to_ask_for(double patience_s) {
   std::vector<Key> keys;
-  const auto now = Clock::now();
   for (auto& [key, pending] : pending_) {
-    const bool late = Seconds(now - pending.since).count() >= patience_s;
-    if (pending.asked_for || !late || pending.operation->kind == OpKind::kJoin) continue;
+    if (pending.asked_for || !pending.is_late(patience_s)) continue;
     pending.asked_for = true;
     keys.push_back(key);
   }
@@ -480,10 +470,8 @@ std::vector<Key> Coordinator::to_ask_for(double patience_s) {
 }
 
 std::string Coordinator::overdue(double patience_s) const {
-  const auto now = Clock::now();
   for (const auto& [key, pending] : pending_) {
-    const bool late = Seconds(now - pending.since).count() >= patience_s;
-    if (!late || pending.operation->kind == OpKind::kJoin) continue;
+    if (!pending.is_late(patience_s)) continue;
     return describe_wait(key, pending) +
            ", longer than QSGD_STALL_SHUTDOWN_S allows, so the job ends. " +
            "Look at those ranks' own output, or allow more.";

@@ -78,6 +78,11 @@ class Coordinator {
     Clock::time_point since;
     bool asked_for = false;
     bool warned = false;
+    // A join may wait for as long as other ranks have batches.
+    bool is_late(double patience_s) const {
+      return operation->kind != OpKind::kJoin &&
+             Seconds(Clock::now() - since).count() >= patience_s;
+    }
   };
   using Table = std::map<Key, Pending>;
 
