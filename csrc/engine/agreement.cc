@@ -57,14 +57,17 @@ size_t book_lines(const Agreement::Config& config) {
 
 }  // namespace
 
-Agreement::Agreement(Transport& transport, SharedNode* node, Timeline& timeline, Config config)
+Agreement::Agreement(Transport& transport, SharedNode* node, Timeline& timeline, Config config,
+                     std::function<void(const std::string&)> give_up,
+                     std::function<bool()> sums_in_nodes)
     : transport_(transport),
       timeline_(timeline),
       config_(std::move(config)),
+      give_up_(std::move(give_up)),
       tree_(transport.rank(), transport.size(), node != nullptr ? &node->nodes() : nullptr,
             config_.fan_out),
       self_(RankSet::one(transport.rank())),
-      coordinator_(size(), node, config_.tuning, config_.planning, config_.sums_in_nodes),
+      coordinator_(size(), node, config_.tuning, config_.planning, std::move(sums_in_nodes)),
       relay_(tree_, relay_patience(config_)),
       messenger_(transport, node, tree_,
                  [this](int child, FrameType type, Reader body) { on_message(child, type, body); }),
@@ -334,7 +337,7 @@ void Agreement::watch_waits(const Entries& entries) {
   }
   if (config_.stall_shutdown_s <= 0) return;
   const std::string overdue = coordinator_.overdue(config_.stall_shutdown_s);
-  if (!overdue.empty()) config_.give_up(overdue);
+  if (!overdue.empty()) give_up_(overdue);
 }
 
 // Rank 0 needs the reports of all ranks long before it names the missing ones.

@@ -28,26 +28,14 @@
 namespace qsgd {
 
 struct EngineConfig {
-  uint64_t seed = 0;
-  size_t fusion_bytes = size_t{64} << 20;
-  NonFinite nonfinite = NonFinite::kError;
-  Algorithm algorithm = Algorithm::kAuto;
-  SegmentSize segment;
-  int threads = 1;  // for coding and reducing, including the engine's own
-  Planning planning = Planning::kOff;
+  // Their functions for warnings are called from any thread of the engine, usually its own.
+  Agreement::Config agreement;
+  ReducerConfig reducing;
+  int threads = 1;                 // for coding and reducing, including the engine's own
   std::optional<Machine> machine;  // for the planner; if empty, it is measured:
   bool measure_at_start = false;   // at the start, or when a code is first requested
-  size_t cache_capacity = 1024;    // names sent as numbers; at most kMaxBook
-  double cycle_time_s = 0;         // time that rank 0 waits for more tensors to fuse
-  double stall_warning_s = 60;     // 0: never
-  double stall_shutdown_s = 0;     // ends the job; 0: never
-  double deadlock_s = 10;          // ranks that wait for each other this long fail; 0: never
-  int fan_out = 0;                 // of the tree between nodes; see Tree
   size_t kept_steps = 65536;       // number of latest steps kept for step_profile()
   std::string gpu_library;         // file of the kernels for devices; empty: none
-  std::string nccl_library;        // reduces uncoded device tensors; empty: done on the host
-  // Logs warnings; called from any thread of the engine, usually its own.
-  std::function<void(const std::string&)> log;
   // Called on rank 0 with the measurements, to store them for later jobs.
   std::function<void(const Machine&)> measured;
 };

@@ -181,7 +181,8 @@ void Engine::learn_machine() {
     if (rank() == 0 && config_.measured) config_.measured(machine);
   }
   PlanRequest request;
-  (is_compressed(config_.algorithm) ? request.coded : request.exact) = config_.algorithm;
+  const Algorithm algorithm = *config_.agreement.tuning.algorithm;
+  (is_compressed(algorithm) ? request.coded : request.exact) = algorithm;
   agreement_.set_machine(machine, request, workers_.get());
   trials_.know(std::move(machine));
   wake_all();
