@@ -160,8 +160,9 @@ void Engine::tune(const Tuning& tuning) {
   if (tuning.algorithm && *tuning.algorithm != Algorithm::kAuto) {
     qsgd::check_fit(communicator_, is_compressed(*tuning.algorithm), *tuning.algorithm);
   }
-  if (tuning.bits && !can_tune_to(*tuning.bits)) {
-    throw usage_error("tune(bits=" + std::to_string(*tuning.bits) + "): use 2, 4, 8 or 32");
+  const int bits = tuning.bits.value_or(kPlainBits);
+  if (bits != 2 && bits != 4 && bits != 8 && bits != kPlainBits) {
+    throw usage_error("tune(bits=" + std::to_string(bits) + "): use 2, 4, 8 or 32");
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   tuning_.update(tuning);

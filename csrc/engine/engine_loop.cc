@@ -20,6 +20,20 @@ constexpr std::chrono::nanoseconds kRelayNap{400'000};
 constexpr int kRelayShare = 50;
 constexpr size_t kMostAhead = size_t{1} << 30;  // bytes of host copies that wait for other ranks
 
+// Number of consecutive ranks on each node, for the planner; 1 if nodes differ.
+int ranks_per_node(const SharedNode* node) {
+  if (node == nullptr) return 1;
+  const size_t most = node->nodes().front().size();
+  int next = 0;
+  for (const std::vector<int>& ranks : node->nodes()) {
+    if (ranks.size() != most) return 1;
+    for (const int rank : ranks) {
+      if (rank != next++) return 1;
+    }
+  }
+  return static_cast<int>(most);
+}
+
 }  // namespace
 
 void Engine::run() {

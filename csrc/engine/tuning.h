@@ -27,8 +27,5 @@ struct Tuning {
 };
 
 constexpr int kPlainBits = 32;
-inline bool can_tune_to(int bits) {
-  return bits == 2 || bits == 4 || bits == 8 || bits == kPlainBits;
-}
 
 }  // namespace qsgd
