@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "common/coarse_clock.h"
 #include "common/kept.h"
 
 namespace qsgd {
@@ -86,7 +87,7 @@ std::vector<Outcome> Executor::work(const Response& response) {
     if (kind == OpKind::kAllreduce) coding_s = operations.reducer().last_exchange().coding_s;
     note_({response, entries, outcomes, start, bytes_given(communicator_).total() - given});
   }
-  count(entries, std::chrono::duration<double>(Clock::now() - start).count(), coding_s);
+  count(entries, Seconds(Clock::now() - start).count(), coding_s);
   return outcomes;
 }
 

@@ -39,7 +39,7 @@ void Handle::end_wait(Timeline::Clock::time_point since) {
 
 bool Handle::waited_for(double seconds) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - waiting_since_;
+  const Seconds waited = Timeline::Clock::now() - waiting_since_;
   return !done() && waiting_ > 0 && waited.count() >= seconds;
 }
 
