@@ -364,8 +364,7 @@ void Agreement::note_arrival(const RankSet& ranks, const Submission& submission)
   const auto last = std::find(order.begin(), order.end(), submission.last);
   if (last != order.end()) std::rotate(last, last + 1, order.end());
   for (const int rank : order) {
-    timeline_.arrived(Timeline::row_of(o.set, o.name), describe(o.kind), rank,
-                      Timeline::Clock::now());
+    timeline_.arrived(Timeline::row_of(o.set, o.name), describe(o.kind), rank);
   }
 }
 
