@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/listed.h"
 #include "quant/code.h"
 
 namespace qsgd {
@@ -13,10 +14,9 @@ constexpr size_t kDeviceSegment = size_t{1} << 22;
 constexpr size_t kRanksListed = 8;
 constexpr size_t kKeysListed = 4;
 
-std::string listed(const std::vector<int>& ranks) {
-  std::string list;
-  for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
-  return list;
+std::string first_listed(std::vector<int> ranks) {
+  ranks.resize(std::min(ranks.size(), kRanksListed));
+  return (ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks);
 }
 
 // Stores the rows that `ranks` contribute to an allgather at their places among `all` ranks of the
@@ -40,16 +40,13 @@ bool can_run_without_joined(const Operation& o) {
 // Formats which ranks wait for which operations.
 std::string describe_waits(const std::map<Key, std::vector<int>>& waiting) {
   std::string who;
-  size_t listed = 0;
+  size_t keys = 0;
   for (const auto& [key, ranks] : waiting) {
-    if (listed++ == kKeysListed) {
+    if (keys++ == kKeysListed) {
       who += ", and others";
       break;
     }
-    who += std::string(listed > 1 ? ", " : "") + (ranks.size() > 1 ? "ranks " : "rank ");
-    for (size_t i = 0; i < std::min(ranks.size(), kRanksListed); ++i) {
-      who += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
-    }
+    who += (keys > 1 ? ", " : "") + first_listed(ranks);
     who += (ranks.size() > kRanksListed ? "... for '" : " for '") + key.second + "'";
     if (key.first != 0) who += " of process set " + std::to_string(key.first);
   }
@@ -487,11 +484,10 @@ std::string Coordinator::describe_wait(const Key& key, const Pending& pending) c
 }
 
 std::string Coordinator::ranks_missing(const Pending& pending) const {
-  std::vector<int> ranks = pending.missing.list();
-  const size_t more = ranks.size() - std::min(ranks.size(), kRanksListed);
-  const char* const noun = ranks.size() == 1 ? "rank " : "ranks ";
-  ranks.resize(ranks.size() - more);
-  return noun + listed(ranks) + (more > 0 ? " and " + std::to_string(more) + " more" : "");
+  const std::vector<int> ranks = pending.missing.list();
+  const std::string first = first_listed(ranks);
+  if (ranks.size() <= kRanksListed) return first;
+  return first + " and " + std::to_string(ranks.size() - kRanksListed) + " more";
 }
 
 }  // namespace qsgd
