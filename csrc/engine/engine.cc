@@ -221,8 +221,7 @@ void Engine::watch(std::vector<Lifeline::Peer> peers, double grace_s) {
 }
 
 std::optional<Machine> Engine::machine() {
-  const bool at_start = config_.machine || config_.measure_at_start;
-  if (!at_start || size() == 1) return trials_.machine();
+  if (!measures_at_start()) return trials_.machine();
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [this] { return trials_.machine() || ended_; });
   if (!trials_.machine()) {

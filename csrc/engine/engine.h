@@ -5,7 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -162,6 +161,9 @@ class Engine {
   void sleep_if_idle(bool busy, std::unique_lock<std::mutex>& driving);
   void drive_until_done(const Operation& operation, Handle& handle,
                         const std::function<bool()>& interrupted);
+  bool measures_at_start() const {
+    return size() > 1 && (config_.machine || config_.measure_at_start);
+  }
   void learn_machine();
   void end_job(const std::string& cause);
   void give_up(const std::string& message);

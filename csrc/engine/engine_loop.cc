@@ -42,7 +42,7 @@ void Engine::run() {
   // Held to the end: no other thread may execute operations that fail.
   std::unique_lock<std::mutex> driving(driving_);
   try {
-    if (size() > 1 && (config_.machine || config_.measure_at_start)) learn_machine();
+    if (measures_at_start()) learn_machine();
     while (!agreement_.is_over()) {
       abort_->check();
       const bool busy = make_progress();

@@ -1,5 +1,4 @@
 // Records of executed operations in the engine's timeline.
-#include <algorithm>
 #include <numeric>
 
 #include "engine/engine.h"

@@ -5,7 +5,6 @@
 #include <deque>
 #include <functional>
 #include <mutex>
-#include <string>
 #include <utility>
 #include <vector>
 

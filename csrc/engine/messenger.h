@@ -12,7 +12,6 @@
 #include <functional>
 #include <list>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "common/bytes.h"

@@ -3,10 +3,7 @@
 #pragma once
 
 #include <map>
-#include <memory>
 #include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "engine/group_tally.h"

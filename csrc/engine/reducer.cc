@@ -1,6 +1,7 @@
 #include "engine/reducer.h"
 
 #include <algorithm>
+#include <optional>
 #include <type_traits>
 
 #include "collectives/hierarchical.h"

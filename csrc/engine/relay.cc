@@ -71,7 +71,10 @@ void Relay::submit(const RankSet& ranks, Submission submission) {
   Entry& entry = it->second;
   if (fresh && set->second.is_of_others) ++others_;
   if (fresh || entry.reported) entry = Entry();
-  if (entry.operation == nullptr) begin(entry, operation);
+  if (entry.operation == nullptr) {
+    entry.operation = operation;
+    entry.since = Clock::now();
+  }
   if (unblocks || !are_equal(entry.operation, operation)) open(entry);
   if (!o.on_device) entry.operation = operation;  // on_device: on all ranks
   entry.ranks |= ranks;
@@ -100,11 +103,6 @@ void Relay::open_group(const GroupKey& key, const RankSet& ours) {
   for (auto& [name, entry] : entries_) {
     if (entry.operation != nullptr && group_of(*entry.operation) == key) open(entry);
   }
-}
-
-void Relay::begin(Entry& entry, const OperationPtr& operation) {
-  entry.operation = operation;
-  entry.since = Clock::now();
 }
 
 Submission Relay::combined(const Entry& entry) {

@@ -1,7 +1,6 @@
 // Instructions of rank 0 to the others.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
