@@ -20,7 +20,7 @@ struct Entry {
   OperationPtr operation;
   const void* in = nullptr;
   void* out = nullptr;
-  std::shared_ptr<Handle> handle;
+  std::shared_ptr<Handle> handle;  // null: it stands in for a rank that has joined
   // For device memory: when the tensor is ready. Null: it is in host memory, and ready.
   std::shared_ptr<gpu::Mark> ready = nullptr;
   std::shared_ptr<HostCopy> copy = nullptr;  // for device memory, once needed

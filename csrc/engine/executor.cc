@@ -20,10 +20,10 @@ struct StandIn {
   Entry entry;
 };
 
-StandIn stand_in(const OperationPtr& operation, const std::shared_ptr<AbortFlag>& abort) {
+StandIn stand_in(const OperationPtr& operation) {
   StandIn s{Memory(operation->size_bytes()), {}};
   if (s.zeros.size() > 0) std::memset(s.zeros.data(), 0, s.zeros.size());
-  s.entry = {operation, s.zeros.data(), s.zeros.data(), std::make_shared<Handle>(abort)};
+  s.entry = {operation, s.zeros.data(), s.zeros.data(), nullptr};
   return s;
 }
 
@@ -53,14 +53,13 @@ void Executor::carry_out(const Response& response) {
 }
 
 std::vector<Outcome> Executor::work(const Response& response) {
-  const std::shared_ptr<AbortFlag>& abort = communicator_.transport.shared_abort_flag();
   KeptOnFailure<std::vector<StandIn>> stand_ins;
   stand_ins->reserve(response.operations.size());
   std::vector<Entry*> entries;
   for (size_t i = 0; i < response.names.size(); ++i) {
     Entry* entry = entries_.find({response.set, response.names[i]});
     if (entry == nullptr) {
-      stand_ins->push_back(stand_in(response.operations.at(i), abort));
+      stand_ins->push_back(stand_in(response.operations.at(i)));
       entry = &stand_ins->back().entry;
     }
     entries.push_back(entry);

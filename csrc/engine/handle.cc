@@ -25,14 +25,14 @@ bool Handle::wait_for(std::chrono::milliseconds timeout) const {
 }
 
 void Handle::begin_wait(Timeline::Clock::time_point now) {
-  if (waits_) waits_->begin(now);
+  waits_->begin(now);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (waiting_++ == 0) waiting_since_ = now;
 }
 
 void Handle::end_wait(Timeline::Clock::time_point since) {
-  if (waits_) waits_->end(Timeline::Clock::now());
-  if (timeline_ && timeline_->on()) timeline_->waited(since);
+  waits_->end(Timeline::Clock::now());
+  if (timeline_->on()) timeline_->waited(since);
   const std::lock_guard<std::mutex> lock(mutex_);
   --waiting_;
 }

@@ -30,9 +30,8 @@ class Handle {
  public:
   // `keep` owns the memory of the operation. It is released with the handle, or never if the job
   // ended during the operation.
-  explicit Handle(std::shared_ptr<AbortFlag> abort, std::shared_ptr<void> keep = nullptr,
-                  std::shared_ptr<Timeline> timeline = nullptr,
-                  std::shared_ptr<WaitMeter> waits = nullptr);
+  Handle(std::shared_ptr<AbortFlag> abort, std::shared_ptr<void> keep,
+         std::shared_ptr<Timeline> timeline, std::shared_ptr<WaitMeter> waits);
   ~Handle();
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
