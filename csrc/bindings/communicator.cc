@@ -92,11 +92,8 @@ class OwningCommunicator {
 
   // From now on, the death of a rank ends this rank's operations, and finally this process.
   void watch(std::vector<Lifeline::Peer> peers, double grace_s) {
-    const std::shared_ptr<AbortFlag> abort = transport_->shared_abort_flag();
-    lifeline_ = std::make_unique<Lifeline>(
-        transport_->rank(), std::move(peers),
-        [abort](const std::string& loss) { abort->raise(loss); },
-        [abort] { return abort->noticed(); }, grace_s);
+    lifeline_ = std::make_unique<Lifeline>(transport_->rank(), std::move(peers),
+                                           transport_->shared_abort_flag(), nullptr, grace_s);
   }
   void give_up(const std::string& reason) {
     AbortFlag& abort = transport_->abort_flag();

@@ -215,9 +215,8 @@ void Engine::wake_all() {
 
 void Engine::watch(std::vector<Lifeline::Peer> peers, double grace_s) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  lifeline_ = std::make_unique<Lifeline>(
-      rank(), std::move(peers), [this](const std::string& loss) { abort(loss); },
-      [this] { return abort_->noticed(); }, grace_s);
+  lifeline_ =
+      std::make_unique<Lifeline>(rank(), std::move(peers), abort_, [this] { wake_all(); }, grace_s);
 }
 
 std::optional<Machine> Engine::machine() {
