@@ -103,7 +103,7 @@ std::vector<Outcome> Operations::carry_out(const Response& response,
   }
   std::vector<Outcome> outcomes;
   for (const Entry* entry : entries) {
-    outcomes.push_back({{}, do_one(*entry, response)});
+    outcomes.emplace_back().result = do_one(*entry, response);
   }
   return outcomes;
 }
