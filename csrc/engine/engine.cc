@@ -118,7 +118,7 @@ void Engine::check_fit(const Operation& operation) const {
   if (operation.kind == OpKind::kRemoveSet) {
     sets_.check_removable(static_cast<int32_t>(operation.ranks.front()));
   }
-  if (entries_.has({0, kJoinName})) {
+  if (entries_.has({0, kJoinName}, OpKind::kJoin)) {
     throw usage_error("'" + operation.name + "' was submitted by rank " + std::to_string(rank()) +
                       " after join(); wait for that first");
   }

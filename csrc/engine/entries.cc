@@ -13,6 +13,12 @@ bool Entries::has(const Key& key) const {
   return entries_.count(key) != 0;
 }
 
+bool Entries::has(const Key& key, OpKind kind) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = entries_.find(key);
+  return it != entries_.end() && it->second.operation->kind == kind;
+}
+
 size_t Entries::size() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return entries_.size();

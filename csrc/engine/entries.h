@@ -43,6 +43,7 @@ class Entries {
   // Its name must be free.
   void add(Entry entry);
   bool has(const Key& key) const;
+  bool has(const Key& key, OpKind kind) const;
   bool empty() const { return size() == 0; }
   size_t size() const;
   std::string example() const;  // a name
