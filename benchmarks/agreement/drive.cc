@@ -32,8 +32,6 @@ struct Rank {
       : transport(world, rank), timeline(rank) {
     if (per_node > 1) node = make_thread_node(*world, transport, per_node);
     Agreement::Config config;
-    config.tuning.fusion_bytes = size_t{64} << 20;
-    config.tuning.cycle_time_s = 0;
     config.stall_warning_s = 0;
     config.fan_out = fan_out;
     agreement = std::make_unique<Agreement>(transport, node.get(), timeline, config);

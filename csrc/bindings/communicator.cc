@@ -91,11 +91,8 @@ class OwningCommunicator {
 
   // From now on, the death of a rank ends this rank's operations, and finally this process.
   void watch(std::vector<Lifeline::Peer> peers, double grace_s) {
-    const std::shared_ptr<AbortFlag> abort = transport_->shared_abort_flag();
-    lifeline_ = std::make_unique<Lifeline>(
-        transport_->rank(), std::move(peers),
-        [abort](const std::string& loss) { abort->raise(loss); },
-        [abort] { return abort->noticed(); }, grace_s);
+    lifeline_ = std::make_unique<Lifeline>(transport_->rank(), std::move(peers),
+                                           transport_->shared_abort_flag(), nullptr, grace_s);
   }
   void give_up(const std::string& reason) {
     AbortFlag& abort = transport_->abort_flag();
@@ -128,7 +125,7 @@ Owner subset(OwningCommunicator& parent, const std::vector<int>& ranks) {
 }
 
 Owner over_mpi(const MpiFacts& facts, const std::optional<NodeFacts>& node, int threads) {
-  auto transport = make_mpi_transport(facts, std::make_shared<AbortFlag>());
+  auto transport = make_mpi_transport(facts);
   auto shared = node ? std::make_unique<SharedNode>(*node, *transport) : nullptr;
   return Owner(new OwningCommunicator(std::move(transport), std::move(shared), threads, nullptr));
 }

@@ -50,46 +50,40 @@ EngineConfig make_config(uint64_t seed, size_t fusion_bytes, const std::string& 
                          int fan_out, size_t kept_steps, std::string gpu_library,
                          std::string nccl_library, py::object log, py::object measured) {
   EngineConfig config;
-  config.seed = seed;
-  config.fusion_bytes = fusion_bytes;
-  config.nonfinite = parse_nonfinite(nonfinite);
-  config.algorithm = parse_algorithm(algorithm);
+  const auto warn = with_gil<const std::string&>(std::move(log));
+  config.reducing = {seed, parse_nonfinite(nonfinite), warn, std::move(nccl_library)};
+  config.agreement.tuning = {fusion_bytes, cycle_time_s, parse_algorithm(algorithm), std::nullopt,
+                             SegmentSize(segment_elements)};
+  config.agreement.planning = parse_planning(planner);
+  config.agreement.cache_capacity = cache_capacity;
+  config.agreement.stall_warning_s = stall_warning_s;
+  config.agreement.stall_shutdown_s = stall_shutdown_s;
+  config.agreement.deadlock_s = deadlock_s;
+  config.agreement.fan_out = fan_out;
+  config.agreement.log = warn;
   config.threads = threads;
-  config.segment = SegmentSize(segment_elements);
-  config.planning = parse_planning(planner);
   config.machine = std::move(machine);
   config.measure_at_start = measure_at_start;
-  config.cache_capacity = cache_capacity;
-  config.cycle_time_s = cycle_time_s;
-  config.stall_warning_s = stall_warning_s;
-  config.stall_shutdown_s = stall_shutdown_s;
-  config.deadlock_s = deadlock_s;
-  config.fan_out = fan_out;
   config.kept_steps = kept_steps;
   config.gpu_library = std::move(gpu_library);
-  config.nccl_library = std::move(nccl_library);
-  config.log = with_gil<const std::string&>(std::move(log));
   config.measured = with_gil<const Machine&>(std::move(measured));
   return config;
 }
 
 EnginePtr engine_over_mpi(const MpiFacts& facts, EngineConfig config,
                           const std::optional<NodeFacts>& node) {
-  auto abort = std::make_shared<AbortFlag>();
-  auto transport = make_mpi_transport(facts, abort);
+  auto transport = make_mpi_transport(facts);
   auto shared = node ? std::make_unique<SharedNode>(*node, *transport) : nullptr;
-  return EnginePtr(
-      new Engine(std::move(transport), std::move(abort), std::move(config), std::move(shared)),
-      DeleteWhereMade<Engine>());
+  return EnginePtr(new Engine(std::move(transport), std::move(config), std::move(shared)),
+                   DeleteWhereMade<Engine>());
 }
 
 EnginePtr engine_over_threads(const std::shared_ptr<ThreadWorld>& world, int rank,
                               EngineConfig config, const std::optional<int>& ranks_per_node) {
   auto transport = std::make_unique<ThreadTransport>(world, rank);
   auto shared = ranks_per_node ? make_thread_node(*world, *transport, *ranks_per_node) : nullptr;
-  return EnginePtr(
-      new Engine(std::move(transport), world->abort_flag(), std::move(config), std::move(shared)),
-      DeleteWhereMade<Engine>());
+  return EnginePtr(new Engine(std::move(transport), std::move(config), std::move(shared)),
+                   DeleteWhereMade<Engine>());
 }
 
 void tune(Engine& engine, std::optional<size_t> fusion_bytes, std::optional<double> cycle_time_s,

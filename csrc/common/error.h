@@ -6,8 +6,14 @@
 
 namespace qsgd {
 
-// Kind of a failure; stored in a handle when it crosses threads.
 enum class ErrorKind { kNone, kUsage, kInternal, kRankFailed, kNonFinite };
+
+// An error, or none, as a value: for what crosses threads and ranks before it is thrown.
+struct Fault {
+  ErrorKind kind = ErrorKind::kNone;
+  std::string message;
+  explicit operator bool() const { return kind != ErrorKind::kNone; }
+};
 
 class Error : public std::runtime_error {
  public:

@@ -57,14 +57,17 @@ size_t book_lines(const Agreement::Config& config) {
 
 }  // namespace
 
-Agreement::Agreement(Transport& transport, SharedNode* node, Timeline& timeline, Config config)
+Agreement::Agreement(Transport& transport, SharedNode* node, Timeline& timeline, Config config,
+                     std::function<void(const std::string&)> give_up,
+                     std::function<bool()> sums_in_nodes)
     : transport_(transport),
       timeline_(timeline),
       config_(std::move(config)),
+      give_up_(std::move(give_up)),
       tree_(transport.rank(), transport.size(), node != nullptr ? &node->nodes() : nullptr,
             config_.fan_out),
       self_(RankSet::one(transport.rank())),
-      coordinator_(size(), node, config_.tuning, config_.planning, config_.sums_in_nodes),
+      coordinator_(size(), node, config_.tuning, config_.planning, std::move(sums_in_nodes)),
       relay_(tree_, relay_patience(config_)),
       messenger_(transport, node, tree_,
                  [this](int child, FrameType type, Reader body) { on_message(child, type, body); }),
@@ -183,24 +186,17 @@ void Agreement::on_message(int child, FrameType type, Reader body) {
     case FrameType::kResponses:
       return read_responses(body);
     case FrameType::kMeasure:
-      send_down(FrameType::kMeasure);
-      messenger_.flush_down();
-      measures_next_ = true;
-      return;
+      return measure_next();
     case FrameType::kQuery: {
       const std::vector<Key> keys = read_keys(body);
-      Writer names;
-      write_keys(keys, names);
-      send_to_relays(FrameType::kQuery, names.bytes());
+      query(keys);
       return relay_.report_unmerged(keys);
     }
     case FrameType::kUnmerged:
       send_to_relays(FrameType::kUnmerged, {});
       return relay_.report_all_unmerged();
     case FrameType::kFarewell:
-      send_down(FrameType::kFarewell, /*last=*/true);
-      over_ = true;
-      return;
+      return say_farewell();
   }
   throw internal_error("control message of unknown type, from child " + std::to_string(child) +
                        " of rank " + std::to_string(rank()));
@@ -268,15 +264,8 @@ void Agreement::answer() {
                         std::make_move_iterator(responses.end()), std::back_inserter(agreed_),
                         others);
   }
-  if (coordinator_.waits_for_machine() && !measures_next_) {
-    send_down(FrameType::kMeasure);
-    messenger_.flush_down();
-    measures_next_ = true;
-  }
-  if (coordinator_.all_left() && !coordinator_.waits_for_machine() && !over_) {
-    send_down(FrameType::kFarewell, /*last=*/true);
-    over_ = true;
-  }
+  if (coordinator_.waits_for_machine() && !measures_next_) measure_next();
+  if (coordinator_.all_left() && !coordinator_.waits_for_machine() && !over_) say_farewell();
 }
 
 // Appends a response to the message of each child whose subtree contains a recipient. All children
@@ -314,6 +303,24 @@ void Agreement::send_down(FrameType type, bool last) {
   }
 }
 
+void Agreement::measure_next() {
+  send_down(FrameType::kMeasure);
+  messenger_.flush_down();
+  measures_next_ = true;
+}
+
+void Agreement::say_farewell() {
+  send_down(FrameType::kFarewell, /*last=*/true);
+  over_ = true;
+}
+
+// Asks the ranks below which of them are ready for these operations.
+void Agreement::query(const std::vector<Key>& keys) {
+  Writer names;
+  write_keys(keys, names);
+  send_to_relays(FrameType::kQuery, names.bytes());
+}
+
 void Agreement::watch_waits(const Entries& entries) {
   const auto now = Coordinator::Clock::now();
   if (now - last_watch_ < kWatch) return;
@@ -330,7 +337,7 @@ void Agreement::watch_waits(const Entries& entries) {
   }
   if (config_.stall_shutdown_s <= 0) return;
   const std::string overdue = coordinator_.overdue(config_.stall_shutdown_s);
-  if (!overdue.empty()) config_.give_up(overdue);
+  if (!overdue.empty()) give_up_(overdue);
 }
 
 // Rank 0 needs the reports of all ranks long before it names the missing ones.
@@ -338,10 +345,7 @@ void Agreement::ask_for_late() {
   const double stall = stall_s(config_);
   if (stall <= 0 || tree_.children().empty()) return;
   const std::vector<Key> keys = coordinator_.to_ask_for(stall / 2);
-  if (keys.empty()) return;
-  Writer names;
-  write_keys(keys, names);
-  send_to_relays(FrameType::kQuery, names.bytes());
+  if (!keys.empty()) query(keys);
 }
 
 // Reports to rank 0, once, what the program here waits for; a later submission revokes it.
@@ -360,8 +364,7 @@ void Agreement::note_arrival(const RankSet& ranks, const Submission& submission)
   const auto last = std::find(order.begin(), order.end(), submission.last);
   if (last != order.end()) std::rotate(last, last + 1, order.end());
   for (const int rank : order) {
-    timeline_.arrived(Timeline::row_of(o.set, o.name), describe(o.kind), rank,
-                      Timeline::Clock::now());
+    timeline_.arrived(Timeline::row_of(o.set, o.name), describe(o.kind), rank);
   }
 }
 
@@ -370,7 +373,7 @@ void Agreement::note_agreement(const std::vector<Response>& responses) {
   timeline_.cycle();
   for (const Response& response : responses) {
     for (const std::string& name : response.names) {
-      timeline_.agreed(Timeline::row_of(response.set, name), response.message);
+      timeline_.agreed(Timeline::row_of(response.set, name), response.fault.message);
     }
   }
 }

@@ -23,20 +23,21 @@ namespace qsgd {
 class Agreement {
  public:
   struct Config {
-    Tuning tuning;
+    Tuning tuning{size_t{64} << 20, 0.0, Algorithm::kAuto, std::nullopt, SegmentSize()};
     Planning planning = Planning::kOff;
     size_t cache_capacity = 1024;  // names sent as numbers; at most kMaxBook
     double stall_warning_s = 60;   // 0: never
     double stall_shutdown_s = 0;   // ends the job; 0: never
     double deadlock_s = 10;        // ranks that wait for each other this long fail; 0: never
-    int fan_out = 0;               // as in Tree
+    int fan_out = 0;               // of the tree between nodes; see Tree
     std::function<void(const std::string&)> log;
-    std::function<void(const std::string&)> give_up;  // ends the job on all ranks
-    std::function<bool()> sums_in_nodes;              // see Coordinator
   };
 
-  // `node` is null if the ranks of a node share no memory.
-  Agreement(Transport& transport, SharedNode* node, Timeline& timeline, Config config);
+  // `node` is null if the ranks of a node share no memory. `give_up` ends the job on all ranks;
+  // called if there is a stall_shutdown_s. `sums_in_nodes`: see Coordinator.
+  Agreement(Transport& transport, SharedNode* node, Timeline& timeline, Config config,
+            std::function<void(const std::string&)> give_up = nullptr,
+            std::function<bool()> sums_in_nodes = nullptr);
 
   // Reports that this rank is ready for these operations.
   void submit(std::vector<Submission>& submissions);
@@ -97,6 +98,9 @@ class Agreement {
   void send_addressed();
   void send_to_relays(FrameType type, const std::vector<char>& body);
   void send_down(FrameType type, bool last = false);
+  void measure_next();
+  void say_farewell();
+  void query(const std::vector<Key>& keys);
   bool may_report() const;
   void send_reports();
   void ask_for_late();
@@ -107,6 +111,7 @@ class Agreement {
   Transport& transport_;
   Timeline& timeline_;
   const Config config_;
+  const std::function<void(const std::string&)> give_up_;
   const Tree tree_;
   const RankSet self_;
   Coordinator coordinator_;  // used on rank 0

@@ -24,6 +24,35 @@ bool may_be_known(const Submission& submission) {
   return submission.operation->lasting && submission.rows.empty();
 }
 
+// Consecutive numbers are written as one run, so a step's gradients take a few bytes.
+void write_numbers(const std::vector<uint16_t>& numbers, Writer& to) {
+  std::vector<std::pair<uint16_t, uint16_t>> runs;  // first number, how many
+  for (const uint16_t number : numbers) {
+    const bool follows = !runs.empty() && number == runs.back().first + runs.back().second;
+    if (follows) {
+      ++runs.back().second;
+    } else {
+      runs.emplace_back(number, 1);
+    }
+  }
+  to.put(static_cast<uint16_t>(runs.size()));
+  for (const auto& [first, count] : runs) {
+    to.put(first);
+    to.put(count);
+  }
+}
+
+std::vector<uint16_t> read_numbers(Reader& from) {
+  std::vector<uint16_t> numbers;
+  const auto runs = from.get<uint16_t>();
+  for (uint16_t run = 0; run < runs; ++run) {
+    const auto first = from.get<uint16_t>();
+    const auto count = from.get<uint16_t>();
+    for (uint16_t i = 0; i < count; ++i) numbers.push_back(static_cast<uint16_t>(first + i));
+  }
+  return numbers;
+}
+
 // Run-length encoding of the ranks that were last.
 void write_last(const std::vector<int>& ranks, Writer& to) {
   for (auto run = ranks.begin(); run != ranks.end();) {
@@ -57,34 +86,6 @@ OperationPtr OperationPool::twin(const OperationPtr& own) {
   OperationPtr& one = twins_[own];
   if (one == nullptr) one = pooled(own);
   return one;
-}
-
-void write_numbers(const std::vector<uint16_t>& numbers, Writer& to) {
-  std::vector<std::pair<uint16_t, uint16_t>> runs;  // first number, how many
-  for (const uint16_t number : numbers) {
-    const bool follows = !runs.empty() && number == runs.back().first + runs.back().second;
-    if (follows) {
-      ++runs.back().second;
-    } else {
-      runs.emplace_back(number, 1);
-    }
-  }
-  to.put(static_cast<uint16_t>(runs.size()));
-  for (const auto& [first, count] : runs) {
-    to.put(first);
-    to.put(count);
-  }
-}
-
-std::vector<uint16_t> read_numbers(Reader& from) {
-  std::vector<uint16_t> numbers;
-  const auto runs = from.get<uint16_t>();
-  for (uint16_t run = 0; run < runs; ++run) {
-    const auto first = from.get<uint16_t>();
-    const auto count = from.get<uint16_t>();
-    for (uint16_t i = 0; i < count; ++i) numbers.push_back(static_cast<uint16_t>(first + i));
-  }
-  return numbers;
 }
 
 void SentBook::write(const std::vector<Submission>& submissions, Writer& known, Writer& items) {

@@ -44,10 +44,6 @@ class OperationPool {
   std::unordered_map<OperationPtr, OperationPtr> twins_;
 };
 
-// Consecutive numbers are written as one run, so a step's gradients take a few bytes.
-void write_numbers(const std::vector<uint16_t>& numbers, Writer& to);
-std::vector<uint16_t> read_numbers(Reader& from);
-
 // Operations that this rank has reported to its parent.
 class SentBook {
  public:

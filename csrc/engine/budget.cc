@@ -11,8 +11,7 @@ int bits_of(const CodecSpec& spec) {
   return worth != 0 ? worth : spec.bits;
 }
 
-}  // namespace
-
+// The next better code: QSGD with 2, 4 or 8 bits, then none.
 std::optional<CodecSpec> with_more_bits(const CodecSpec& spec) {
   const bool keeps_scheme = traits_of(spec.scheme).has_choice();
   for (const int bits : {2, 4, 8}) {
@@ -28,6 +27,8 @@ std::optional<CodecSpec> with_more_bits(const CodecSpec& spec) {
   }
   return std::nullopt;
 }
+
+}  // namespace
 
 std::optional<CodecSpec> NmseBudget::decide(const Operation& operation,
                                             const std::optional<CodecSpec>& asked, double nmse,

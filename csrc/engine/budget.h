@@ -34,7 +34,4 @@ class NmseBudget {
   std::vector<std::string> news_;
 };
 
-// The next better code: QSGD with 2, 4 or 8 bits, then none.
-std::optional<CodecSpec> with_more_bits(const CodecSpec& spec);
-
 }  // namespace qsgd

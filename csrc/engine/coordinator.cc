@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/listed.h"
 #include "quant/code.h"
 
 namespace qsgd {
@@ -13,10 +14,9 @@ constexpr size_t kDeviceSegment = size_t{1} << 22;
 constexpr size_t kRanksListed = 8;
 constexpr size_t kKeysListed = 4;
 
-std::string listed(const std::vector<int>& ranks) {
-  std::string list;
-  for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
-  return list;
+std::string first_listed(std::vector<int> ranks) {
+  ranks.resize(std::min(ranks.size(), kRanksListed));
+  return (ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks);
 }
 
 // Stores the rows that `ranks` contribute to an allgather at their places among `all` ranks of the
@@ -40,16 +40,13 @@ bool can_run_without_joined(const Operation& o) {
 // Formats which ranks wait for which operations.
 std::string describe_waits(const std::map<Key, std::vector<int>>& waiting) {
   std::string who;
-  size_t listed = 0;
+  size_t keys = 0;
   for (const auto& [key, ranks] : waiting) {
-    if (listed++ == kKeysListed) {
+    if (keys++ == kKeysListed) {
       who += ", and others";
       break;
     }
-    who += std::string(listed > 1 ? ", " : "") + (ranks.size() > 1 ? "ranks " : "rank ");
-    for (size_t i = 0; i < std::min(ranks.size(), kRanksListed); ++i) {
-      who += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
-    }
+    who += (keys > 1 ? ", " : "") + first_listed(ranks);
     who += (ranks.size() > kRanksListed ? "... for '" : " for '") + key.second + "'";
     if (key.first != 0) who += " of process set " + std::to_string(key.first);
   }
@@ -123,32 +120,31 @@ void Coordinator::note_group(Pending& p, const RankSet& ranks, const Operation& 
 }
 
 void Coordinator::ungroup(Pending& p, const Operation& other) {
-  if (p.grouped) break_group(group_of(*p.operation), ErrorKind::kInternal, p.fault);
-  if (other.group) break_group(group_of(other), ErrorKind::kInternal, p.fault);
+  const Fault fault{ErrorKind::kInternal, p.fault};
+  if (p.grouped) break_group(group_of(*p.operation), fault);
+  if (other.group) break_group(group_of(other), fault);
   p.grouped = false;
 }
 
-void Coordinator::break_group(const GroupKey& key, ErrorKind error, const std::string& fault) {
-  groups_.break_up(key, {error, fault});
-  ready_.fail_group(key, error, fault);
+void Coordinator::break_group(const GroupKey& key, const Fault& fault) {
+  groups_.break_up(key, fault);
+  ready_.fail_group(key, fault);
 }
 
 void Coordinator::complete_group(const GroupKey& key) {
   const Members ranks = sets_.at(key.first);
   if (!groups_.is_whole(key, *ranks, joined_)) return;
-  const bool broken = groups_.fault_of(key).kind != ErrorKind::kNone;
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    const auto next = std::next(it);
+  const bool broken{groups_.fault_of(key)};
+  for (auto next = pending_.begin(); next != pending_.end();) {
+    const auto it = next++;
     Pending& p = it->second;
-    if (p.grouped && group_of(*p.operation) == key) {
-      if (p.fault.empty() && !broken) {
-        p.fault = "tensor '" + p.operation->name + "' is in group '" + key.second + "' of " +
-                  std::to_string(p.operation->group->size) + " tensors, but not on " +
-                  ranks_missing(p) + "; every rank must submit a group of the same tensors";
-      }
-      agree(it);
+    if (!p.grouped || group_of(*p.operation) != key) continue;
+    if (p.fault.empty() && !broken) {
+      p.fault = "tensor '" + p.operation->name + "' is in group '" + key.second + "' of " +
+                std::to_string(p.operation->group->size) + " tensors, but not on " +
+                ranks_missing(p) + "; every rank must submit a group of the same tensors";
     }
-    it = next;
+    agree(it);
   }
   groups_.forget(key);
   ready_.release(key);
@@ -157,10 +153,9 @@ void Coordinator::complete_group(const GroupKey& key) {
 // The submission was in flight when the ranks agreed to remove its set.
 void Coordinator::refuse(OperationPtr operation) {
   Agreed agreed;
-  agreed.error = ErrorKind::kInternal;
-  agreed.message = "tensor '" + operation->name + "': process set " +
-                   std::to_string(operation->set) +
-                   " was removed meanwhile; wait for its handles first";
+  agreed.fault = {ErrorKind::kInternal, "tensor '" + operation->name + "': process set " +
+                                            std::to_string(operation->set) +
+                                            " was removed meanwhile; wait for its handles first"};
   agreed.ranks = sets_.at(0);
   agreed.operation = std::move(operation);
   push(std::move(agreed));
@@ -183,13 +178,12 @@ void Coordinator::begin(Pending& p, int rank, OperationPtr operation) {
 // From now on, `rank` takes part in every operation.
 void Coordinator::join(int rank) {
   joined_.add(rank);
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    const auto next = std::next(it);
+  for (auto next = pending_.begin(); next != pending_.end();) {
+    const auto it = next++;
     Pending& p = it->second;
-    const bool counted = p.operation->kind != OpKind::kJoin && p.missing.has(rank);
-    if (counted) p.missing.remove(rank);
-    if (counted && p.missing.empty()) agree(it);
-    it = next;
+    if (p.operation->kind == OpKind::kJoin || !p.missing.has(rank)) continue;
+    p.missing.remove(rank);
+    if (p.missing.empty()) agree(it);
   }
   for (const GroupKey& key : groups_.keys()) complete_group(key);
 }
@@ -201,18 +195,16 @@ void Coordinator::agree(Table::iterator it) {
     if (counted.size > 0) uncounted_.push_back({key, {others, counted.size}});
   }
   const GroupKey group = group_of(*p.operation);
-  const GroupFault broken = p.grouped ? groups_.fault_of(group) : GroupFault{};
+  const Fault broken = p.grouped ? groups_.fault_of(group) : Fault{};
   Agreed agreed;
   agreed.operation = p.operation;
   agreed.ranks = p.ranks;
   // Nothing is held back for a group that is broken or was forgotten after a failure.
-  agreed.grouped = p.grouped && broken.kind == ErrorKind::kNone && groups_.has(group);
+  agreed.grouped = p.grouped && !broken && groups_.has(group);
   if (!p.fault.empty()) {
-    agreed.error = ErrorKind::kInternal;
-    agreed.message = p.fault;
-  } else if (broken.kind != ErrorKind::kNone) {
-    agreed.error = broken.kind;
-    agreed.message = broken.message;
+    agreed.fault = {ErrorKind::kInternal, p.fault};
+  } else if (broken) {
+    agreed.fault = broken;
   } else {
     decide(agreed, p);
   }
@@ -223,10 +215,11 @@ void Coordinator::decide(Agreed& agreed, const Pending& p) {
   const Operation& o = *agreed.operation;
   const std::string joined = listed((joined_ & *p.ranks).list());
   if (!joined.empty() && !can_run_without_joined(o)) {
-    agreed.error = ErrorKind::kInternal;
-    agreed.message = "tensor '" + o.name + "': rank(s) " + joined + " have joined, so there can " +
-                     "be no " + describe(o.kind) + " until all ranks have; only sums, averages " +
-                     "and Adasum are possible meanwhile";
+    agreed.fault = {ErrorKind::kInternal, "tensor '" + o.name + "': rank(s) " + joined +
+                                              " have joined, so there can " + "be no " +
+                                              describe(o.kind) +
+                                              " until all ranks have; only sums, averages " +
+                                              "and Adasum are possible meanwhile"};
     return;
   }
   switch (o.kind) {
@@ -254,7 +247,7 @@ void Coordinator::set_machine(const Machine& machine, const PlanRequest& request
 
 void Coordinator::choose_codings() {
   for (Agreed& agreed : ready_.waiting()) {
-    if (agreed.decided || agreed.error != ErrorKind::kNone) continue;
+    if (agreed.decided || agreed.fault) continue;
     agreed.decided = true;
     if (agreed.operation->kind != OpKind::kAllreduce) continue;
     agreed.coding = coding(*agreed.operation, agreed.nmse);
@@ -339,9 +332,8 @@ void Coordinator::add_set(Agreed& agreed) {
   const RankSet ranks = RankSet::of(wanted);
   for (const auto& [id, others] : sets_) {
     if (*others != ranks) continue;
-    agreed.error = ErrorKind::kUsage;
-    agreed.message = "process set " + describe(wanted) + " exists already, as " +
-                     std::to_string(id) + "; use that one";
+    agreed.fault = {ErrorKind::kUsage, "process set " + describe(wanted) + " exists already, as " +
+                                           std::to_string(id) + "; use that one"};
     return;
   }
   agreed.value = next_set_++;
@@ -351,40 +343,38 @@ void Coordinator::add_set(Agreed& agreed) {
 void Coordinator::remove_set(Agreed& agreed) {
   const auto id = static_cast<int32_t>(agreed.operation->ranks.front());
   if (sets_.count(id) == 0) {
-    agreed.error = ErrorKind::kUsage;
-    agreed.message = "process set " + std::to_string(id) + " was removed already";
+    agreed.fault = {ErrorKind::kUsage,
+                    "process set " + std::to_string(id) + " was removed already"};
     return;
   }
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    const auto next = std::next(it);
-    if (it->first.first == id) {
-      fail(it, ErrorKind::kInternal,
-           "process set " + std::to_string(id) + " was removed while tensor '" + it->first.second +
-               "' waited for " + ranks_missing(it->second) + "; wait for its handles first");
-    }
-    it = next;
+  for (auto next = pending_.begin(); next != pending_.end();) {
+    const auto it = next++;
+    if (it->first.first != id) continue;
+    fail(it,
+         {ErrorKind::kInternal,
+          "process set " + std::to_string(id) + " was removed while tensor '" + it->first.second +
+              "' waited for " + ranks_missing(it->second) + "; wait for its handles first"});
   }
   for (const GroupKey& key : groups_.keys()) {
     if (key.first != id) continue;
     groups_.forget(key);
-    ready_.fail_group(key, ErrorKind::kInternal,
-                      "process set " + std::to_string(id) + " was removed while group '" +
-                          key.second + "' was incomplete; wait for its handles first");
+    ready_.fail_group(key, {ErrorKind::kInternal,
+                            "process set " + std::to_string(id) + " was removed while group '" +
+                                key.second + "' was incomplete; wait for its handles first"});
   }
   agreed.value = id;
   sets_.erase(id);
 }
 
-void Coordinator::fail(Table::iterator it, ErrorKind error, const std::string& message) {
+void Coordinator::fail(Table::iterator it, const Fault& fault) {
   Pending p = take(it);
   Agreed agreed;
   agreed.operation = p.operation;
   agreed.ranks = p.ranks;
-  agreed.error = error;
-  agreed.message = message;
+  agreed.fault = fault;
   if (p.grouped) {
     const GroupKey group = group_of(*p.operation);
-    break_group(group, error, message);
+    break_group(group, fault);
     if (groups_.is_over(group)) groups_.forget(group);  // later submissions begin it again
   }
   push(std::move(agreed));
@@ -396,19 +386,18 @@ void Coordinator::leave(int rank, const std::string& reason) {
 }
 
 void Coordinator::fail_unreachable() {
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    const auto next = std::next(it);
+  for (auto next = pending_.begin(); next != pending_.end();) {
+    const auto it = next++;
     const RankSet lacking = *it->second.ranks - it->second.has;
     for (const auto& [rank, reason] : left_) {
       if (!lacking.has(rank)) continue;
-      fail(it, ErrorKind::kRankFailed,
-           "rank " + std::to_string(rank) + " left the job (" + reason +
-               ") without submitting tensor '" + it->first.second +
-               "' that other ranks wait for. All ranks must run equally many steps; look at that "
-               "rank's own output for its error.");
+      fail(it, {ErrorKind::kRankFailed,
+                "rank " + std::to_string(rank) + " left the job (" + reason +
+                    ") without submitting tensor '" + it->first.second +
+                    "' that other ranks wait for. All ranks must run equally many steps; look at "
+                    "that rank's own output for its error."});
       break;
     }
-    it = next;
   }
 }
 
@@ -434,17 +423,18 @@ void Coordinator::fail_deadlocked() {
   }
   if (!running.empty()) return;
   const std::string who = describe_waits(waiting);
-  const std::string message =
+  const Fault fault{
+      ErrorKind::kInternal,
       "the ranks wait for one another: " + who +
-      ". Every rank must submit operations of the same names, and unnamed ones in the same order; "
-      "look for a branch that only some ranks take.";
+          ". Every rank must submit operations of the same names, and unnamed ones in the same "
+          "order; look for a branch that only some ranks take."};
   for (const auto& [key, ranks] : waiting) {
     const auto it = pending_.find(key);
     if (it != pending_.end()) {
       const bool joins = it->second.operation->kind == OpKind::kJoin;
-      if (!joins) fail(it, ErrorKind::kInternal, message);
+      if (!joins) fail(it, fault);
     } else if (const Operation* held = ready_.holds(key)) {
-      break_group(group_of(*held), ErrorKind::kInternal, message);
+      break_group(group_of(*held), fault);
     }
   }
 }
@@ -457,10 +447,8 @@ std::vector<std::string> Coordinator::take_news() {
 
 std::vector<std::string> Coordinator::stalled(double patience_s) {
   std::vector<std::string> sentences;
-  const auto now = Clock::now();
   for (auto& [key, pending] : pending_) {
-    const bool late = Seconds(now - pending.since).count() >= patience_s;
-    if (pending.warned || !late || pending.operation->kind == OpKind::kJoin) continue;
+    if (pending.warned || !pending.is_late(patience_s)) continue;
     pending.warned = true;
     sentences.push_back(describe_wait(key, pending) +
                         ". Those ranks are slow, stuck, or take another path through the script.");
@@ -470,10 +458,8 @@ std::vector<std::string> Coordinator::stalled(double patience_s) {
 
 std::vector<Key> Coordinator::to_ask_for(double patience_s) {
   std::vector<Key> keys;
-  const auto now = Clock::now();
   for (auto& [key, pending] : pending_) {
-    const bool late = Seconds(now - pending.since).count() >= patience_s;
-    if (pending.asked_for || !late || pending.operation->kind == OpKind::kJoin) continue;
+    if (pending.asked_for || !pending.is_late(patience_s)) continue;
     pending.asked_for = true;
     keys.push_back(key);
   }
@@ -481,10 +467,8 @@ std::vector<Key> Coordinator::to_ask_for(double patience_s) {
 }
 
 std::string Coordinator::overdue(double patience_s) const {
-  const auto now = Clock::now();
   for (const auto& [key, pending] : pending_) {
-    const bool late = Seconds(now - pending.since).count() >= patience_s;
-    if (!late || pending.operation->kind == OpKind::kJoin) continue;
+    if (!pending.is_late(patience_s)) continue;
     return describe_wait(key, pending) +
            ", longer than QSGD_STALL_SHUTDOWN_S allows, so the job ends. " +
            "Look at those ranks' own output, or allow more.";
@@ -500,11 +484,10 @@ std::string Coordinator::describe_wait(const Key& key, const Pending& pending) c
 }
 
 std::string Coordinator::ranks_missing(const Pending& pending) const {
-  std::vector<int> ranks = pending.missing.list();
-  const size_t more = ranks.size() - std::min(ranks.size(), kRanksListed);
-  const char* const noun = ranks.size() == 1 ? "rank " : "ranks ";
-  ranks.resize(ranks.size() - more);
-  return noun + listed(ranks) + (more > 0 ? " and " + std::to_string(more) + " more" : "");
+  const std::vector<int> ranks = pending.missing.list();
+  const std::string first = first_listed(ranks);
+  if (ranks.size() <= kRanksListed) return first;
+  return first + " and " + std::to_string(ranks.size() - kRanksListed) + " more";
 }
 
 }  // namespace qsgd

@@ -78,6 +78,11 @@ class Coordinator {
     Clock::time_point since;
     bool asked_for = false;
     bool warned = false;
+    // A join may wait for as long as other ranks have batches.
+    bool is_late(double patience_s) const {
+      return operation->kind != OpKind::kJoin &&
+             Seconds(Clock::now() - since).count() >= patience_s;
+    }
   };
   using Table = std::map<Key, Pending>;
 
@@ -95,8 +100,8 @@ class Coordinator {
   // Removes the tensor from its group, because the ranks disagree on the group.
   void ungroup(Pending& pending, const Operation& other);
   // Fails the members of the group, including those submitted later.
-  void break_group(const GroupKey& key, ErrorKind error, const std::string& fault);
-  void fail(Table::iterator it, ErrorKind error, const std::string& message);
+  void break_group(const GroupKey& key, const Fault& fault);
+  void fail(Table::iterator it, const Fault& fault);
   void fail_unreachable();
   void fail_deadlocked();
   std::string ranks_missing(const Pending& pending) const;

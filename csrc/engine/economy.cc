@@ -121,17 +121,4 @@ std::vector<std::string> Economy::take_news() {
   return news;
 }
 
-int ranks_per_node(const SharedNode* node) {
-  if (node == nullptr) return 1;
-  const size_t most = node->nodes().front().size();
-  int next = 0;
-  for (const std::vector<int>& ranks : node->nodes()) {
-    if (ranks.size() != most) return 1;
-    for (const int rank : ranks) {
-      if (rank != next++) return 1;
-    }
-  }
-  return static_cast<int>(most);
-}
-
 }  // namespace qsgd

@@ -76,7 +76,4 @@ class Economy {
   std::vector<std::string> news_;
 };
 
-// Number of consecutive ranks on each node, for the planner; 1 if nodes differ.
-int ranks_per_node(const SharedNode* node);
-
 }  // namespace qsgd

@@ -19,13 +19,14 @@ Error name_taken(const std::string& name) {
 
 }  // namespace
 
-Engine::Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> abort,
-               EngineConfig config, std::unique_ptr<SharedNode> node)
+Engine::Engine(std::unique_ptr<Transport> transport, EngineConfig config,
+               std::unique_ptr<SharedNode> node)
     : transport_(std::move(transport)),
-      abort_(std::move(abort)),
+      abort_(transport_->shared_abort_flag()),
       config_(std::move(config)),
       node_(std::move(node)),
       workers_(config_.threads > 1 ? std::make_unique<Workers>(config_.threads) : nullptr),
+      communicator_{*transport_, node_.get(), workers_.get()},
       timeline_(std::make_shared<Timeline>(transport_->rank())),
       devices_(config_.gpu_library, abort_),
       steps_(
@@ -33,24 +34,14 @@ Engine::Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> 
           [this](uint64_t step, auto begin, auto end) {
             if (timeline_->on()) timeline_->stepped(step, begin, end);
           }),
-      trials_({*transport_, node_.get(), workers_.get()}),
-      agreement_(*transport_, node_.get(), *timeline_,
-                 {{config_.fusion_bytes, config_.cycle_time_s, config_.algorithm, std::nullopt,
-                   config_.segment},
-                  config_.planning,
-                  config_.cache_capacity,
-                  config_.stall_warning_s,
-                  config_.stall_shutdown_s,
-                  config_.deadlock_s,
-                  config_.fan_out,
-                  config_.log,
-                  [this](const std::string& message) { give_up(message); },
-                  [this] { return everyone_.may_sum_in_nodes(); }}),
-      communicator_{*transport_, node_.get(), workers_.get()},
-      sets_(communicator_, {config_.seed, config_.nonfinite, config_.log, config_.nccl_library}),
+      trials_(communicator_),
+      agreement_(
+          *transport_, node_.get(), *timeline_, config_.agreement,
+          [this](const std::string& message) { give_up(message); },
+          [this] { return everyone_.may_sum_in_nodes(); }),
+      sets_(communicator_, config_.reducing),
       everyone_(sets_.operations(0)),
-      executor_(communicator_, entries_, sets_, abort_,
-                [this](const Work& work) { note_work(work); }),
+      executor_(communicator_, entries_, sets_, [this](const Work& work) { note_work(work); }),
       thread_([this] { run(); }) {}
 
 Engine::~Engine() {
@@ -127,7 +118,7 @@ void Engine::check_fit(const Operation& operation) const {
   if (operation.kind == OpKind::kRemoveSet) {
     sets_.check_removable(static_cast<int32_t>(operation.ranks.front()));
   }
-  if (entries_.has({0, kJoinName})) {
+  if (entries_.has({0, kJoinName}, OpKind::kJoin)) {
     throw usage_error("'" + operation.name + "' was submitted by rank " + std::to_string(rank()) +
                       " after join(); wait for that first");
   }
@@ -169,8 +160,9 @@ void Engine::tune(const Tuning& tuning) {
   if (tuning.algorithm && *tuning.algorithm != Algorithm::kAuto) {
     qsgd::check_fit(communicator_, is_compressed(*tuning.algorithm), *tuning.algorithm);
   }
-  if (tuning.bits && !can_tune_to(*tuning.bits)) {
-    throw usage_error("tune(bits=" + std::to_string(*tuning.bits) + "): use 2, 4, 8 or 32");
+  const int bits = tuning.bits.value_or(kPlainBits);
+  if (bits != 2 && bits != 4 && bits != 8 && bits != kPlainBits) {
+    throw usage_error("tune(bits=" + std::to_string(bits) + "): use 2, 4, 8 or 32");
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   tuning_.update(tuning);
@@ -223,14 +215,12 @@ void Engine::wake_all() {
 
 void Engine::watch(std::vector<Lifeline::Peer> peers, double grace_s) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  lifeline_ = std::make_unique<Lifeline>(
-      rank(), std::move(peers), [this](const std::string& loss) { abort(loss); },
-      [this] { return abort_->noticed(); }, grace_s);
+  lifeline_ =
+      std::make_unique<Lifeline>(rank(), std::move(peers), abort_, [this] { wake_all(); }, grace_s);
 }
 
 std::optional<Machine> Engine::machine() {
-  const bool at_start = config_.machine || config_.measure_at_start;
-  if (!at_start || size() == 1) return trials_.machine();
+  if (!measures_at_start()) return trials_.machine();
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [this] { return trials_.machine() || ended_; });
   if (!trials_.machine()) {

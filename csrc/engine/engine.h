@@ -5,7 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -28,26 +27,14 @@
 namespace qsgd {
 
 struct EngineConfig {
-  uint64_t seed = 0;
-  size_t fusion_bytes = size_t{64} << 20;
-  NonFinite nonfinite = NonFinite::kError;
-  Algorithm algorithm = Algorithm::kAuto;
-  SegmentSize segment;
-  int threads = 1;  // for coding and reducing, including the engine's own
-  Planning planning = Planning::kOff;
+  // Their functions for warnings are called from any thread of the engine, usually its own.
+  Agreement::Config agreement;
+  ReducerConfig reducing;
+  int threads = 1;                 // for coding and reducing, including the engine's own
   std::optional<Machine> machine;  // for the planner; if empty, it is measured:
   bool measure_at_start = false;   // at the start, or when a code is first requested
-  size_t cache_capacity = 1024;    // names sent as numbers; at most kMaxBook
-  double cycle_time_s = 0;         // time that rank 0 waits for more tensors to fuse
-  double stall_warning_s = 60;     // 0: never
-  double stall_shutdown_s = 0;     // ends the job; 0: never
-  double deadlock_s = 10;          // ranks that wait for each other this long fail; 0: never
-  int fan_out = 0;                 // of the tree between nodes; see Tree
   size_t kept_steps = 65536;       // number of latest steps kept for step_profile()
   std::string gpu_library;         // file of the kernels for devices; empty: none
-  std::string nccl_library;        // reduces uncoded device tensors; empty: done on the host
-  // Logs warnings; called from any thread of the engine, usually its own.
-  std::function<void(const std::string&)> log;
   // Called on rank 0 with the measurements, to store them for later jobs.
   std::function<void(const Machine&)> measured;
 };
@@ -86,8 +73,8 @@ struct Caller {
 class Engine {
  public:
   // `node` is null if the ranks of a node share no memory.
-  Engine(std::unique_ptr<Transport> transport, std::shared_ptr<AbortFlag> abort,
-         EngineConfig config, std::unique_ptr<SharedNode> node = nullptr);
+  Engine(std::unique_ptr<Transport> transport, EngineConfig config,
+         std::unique_ptr<SharedNode> node = nullptr);
   ~Engine();  // without shutdown(), ends the job
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -174,6 +161,9 @@ class Engine {
   void sleep_if_idle(bool busy, std::unique_lock<std::mutex>& driving);
   void drive_until_done(const Operation& operation, Handle& handle,
                         const std::function<bool()>& interrupted);
+  bool measures_at_start() const {
+    return size() > 1 && (config_.machine || config_.measure_at_start);
+  }
   void learn_machine();
   void end_job(const std::string& cause);
   void give_up(const std::string& message);
@@ -187,6 +177,7 @@ class Engine {
   const EngineConfig config_;
   const std::unique_ptr<SharedNode> node_;
   const std::unique_ptr<Workers> workers_;
+  Communicator communicator_;
   const std::shared_ptr<Timeline> timeline_;
   const std::shared_ptr<WaitMeter> waits_ = std::make_shared<WaitMeter>();
   gpu::Devices devices_;  // used by any thread; declared before members that hold device memory
@@ -195,7 +186,6 @@ class Engine {
   Trials trials_;
   std::mutex driving_;   // held by the thread that drives the engine; locked before mutex_
   Agreement agreement_;  // used by that thread only, like all members up to mutex_
-  Communicator communicator_;
   ProcessSets sets_;
   Operations& everyone_;  // of set 0
   Executor executor_;

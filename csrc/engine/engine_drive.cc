@@ -1,6 +1,4 @@
 // Execution of the engine's work by a thread of the program that waits for one operation.
-#include <utility>
-
 #include "engine/engine.h"
 
 namespace qsgd {

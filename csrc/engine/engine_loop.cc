@@ -20,6 +20,20 @@ constexpr std::chrono::nanoseconds kRelayNap{400'000};
 constexpr int kRelayShare = 50;
 constexpr size_t kMostAhead = size_t{1} << 30;  // bytes of host copies that wait for other ranks
 
+// Number of consecutive ranks on each node, for the planner; 1 if nodes differ.
+int ranks_per_node(const SharedNode* node) {
+  if (node == nullptr) return 1;
+  const size_t most = node->nodes().front().size();
+  int next = 0;
+  for (const std::vector<int>& ranks : node->nodes()) {
+    if (ranks.size() != most) return 1;
+    for (const int rank : ranks) {
+      if (rank != next++) return 1;
+    }
+  }
+  return static_cast<int>(most);
+}
+
 }  // namespace
 
 void Engine::run() {
@@ -28,7 +42,7 @@ void Engine::run() {
   // Held to the end: no other thread may execute operations that fail.
   std::unique_lock<std::mutex> driving(driving_);
   try {
-    if (size() > 1 && (config_.machine || config_.measure_at_start)) learn_machine();
+    if (measures_at_start()) learn_machine();
     while (!agreement_.is_over()) {
       abort_->check();
       const bool busy = make_progress();
@@ -181,7 +195,8 @@ void Engine::learn_machine() {
     if (rank() == 0 && config_.measured) config_.measured(machine);
   }
   PlanRequest request;
-  (is_compressed(config_.algorithm) ? request.coded : request.exact) = config_.algorithm;
+  const Algorithm algorithm = *config_.agreement.tuning.algorithm;
+  (is_compressed(algorithm) ? request.coded : request.exact) = algorithm;
   agreement_.set_machine(machine, request, workers_.get());
   trials_.know(std::move(machine));
   wake_all();

@@ -1,5 +1,4 @@
 // Records of executed operations in the engine's timeline.
-#include <algorithm>
 #include <numeric>
 
 #include "engine/engine.h"
@@ -40,7 +39,7 @@ void Engine::note_work(const Work& done) {
     work.wire_bytes = static_cast<uint64_t>(share * static_cast<double>(wire_bytes));
     work.bits = bits_per_element(response, i, o.args.dtype);
     work.fused = entries.size();
-    work.error = outcomes[i].message;
+    work.error = outcomes[i].fault.message;
     if (!response.codings.empty()) {
       work.nmse = reducer.quality().last_nmse(o.name);
       work.coding_s = share * exchange.coding_s;

@@ -13,6 +13,12 @@ bool Entries::has(const Key& key) const {
   return entries_.count(key) != 0;
 }
 
+bool Entries::has(const Key& key, OpKind kind) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = entries_.find(key);
+  return it != entries_.end() && it->second.operation->kind == kind;
+}
+
 size_t Entries::size() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return entries_.size();
@@ -52,10 +58,10 @@ void Entries::end(std::vector<Ended> ended) {
   for (size_t i = 0; i < ended.size(); ++i) {
     Outcome& outcome = ended[i].second;
     if (!handles[i]) continue;
-    if (outcome.error == ErrorKind::kNone) {
-      handles[i]->finish(std::move(outcome.result));
+    if (outcome.fault) {
+      handles[i]->fail(std::move(outcome.fault));
     } else {
-      handles[i]->fail(outcome.error, outcome.message);
+      handles[i]->finish(std::move(outcome.result));
     }
   }
 }
@@ -66,7 +72,7 @@ void Entries::fail_all(const std::string& message) {
     const std::lock_guard<std::mutex> lock(mutex_);
     entries.swap(entries_);
   }
-  for (auto& [key, entry] : entries) entry.handle->fail(ErrorKind::kRankFailed, message);
+  for (auto& [key, entry] : entries) entry.handle->fail({ErrorKind::kRankFailed, message});
 }
 
 }  // namespace qsgd

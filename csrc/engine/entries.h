@@ -20,7 +20,7 @@ struct Entry {
   OperationPtr operation;
   const void* in = nullptr;
   void* out = nullptr;
-  std::shared_ptr<Handle> handle;
+  std::shared_ptr<Handle> handle;  // null: it stands in for a rank that has joined
   // For device memory: when the tensor is ready. Null: it is in host memory, and ready.
   std::shared_ptr<gpu::Mark> ready = nullptr;
   std::shared_ptr<HostCopy> copy = nullptr;  // for device memory, once needed
@@ -30,8 +30,7 @@ struct Entry {
 
 // Result of an operation on this rank, or the error with which it failed on all ranks.
 struct Outcome {
-  ErrorKind error = ErrorKind::kNone;
-  std::string message;
+  Fault fault;
   Result result;
 };
 
@@ -44,6 +43,7 @@ class Entries {
   // Its name must be free.
   void add(Entry entry);
   bool has(const Key& key) const;
+  bool has(const Key& key, OpKind kind) const;
   bool empty() const { return size() == 0; }
   size_t size() const;
   std::string example() const;  // a name

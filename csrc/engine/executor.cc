@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "common/coarse_clock.h"
 #include "common/kept.h"
 
 namespace qsgd {
@@ -19,10 +20,10 @@ struct StandIn {
   Entry entry;
 };
 
-StandIn stand_in(const OperationPtr& operation, const std::shared_ptr<AbortFlag>& abort) {
+StandIn stand_in(const OperationPtr& operation) {
   StandIn s{Memory(operation->size_bytes()), {}};
   if (s.zeros.size() > 0) std::memset(s.zeros.data(), 0, s.zeros.size());
-  s.entry = {operation, s.zeros.data(), s.zeros.data(), std::make_shared<Handle>(abort)};
+  s.entry = {operation, s.zeros.data(), s.zeros.data(), nullptr};
   return s;
 }
 
@@ -30,23 +31,20 @@ StandIn stand_in(const OperationPtr& operation, const std::shared_ptr<AbortFlag>
 
 void Executor::carry_out(const std::vector<Response>& responses) {
   for (const Response& response : responses) {
-    if (response.error == ErrorKind::kNone) end_finished();
+    if (!response.fault) end_finished();
     carry_out(response);
-    if (response.error == ErrorKind::kNone) end_finished();
+    if (!response.fault) end_finished();
   }
   end_finished();
 }
 
 void Executor::carry_out(const Response& response) {
   std::vector<Outcome> outcomes;
-  if (response.error == ErrorKind::kNone) {
-    outcomes = work(response);
-  } else {
+  if (response.fault) {
     outcomes.resize(response.names.size());
-    for (Outcome& outcome : outcomes) {
-      outcome.error = response.error;
-      outcome.message = response.message;
-    }
+    for (Outcome& outcome : outcomes) outcome.fault = response.fault;
+  } else {
+    outcomes = work(response);
   }
   for (size_t i = 0; i < outcomes.size(); ++i) {
     held_.emplace_back(Key(response.set, response.names[i]), std::move(outcomes[i]));
@@ -61,7 +59,7 @@ std::vector<Outcome> Executor::work(const Response& response) {
   for (size_t i = 0; i < response.names.size(); ++i) {
     Entry* entry = entries_.find({response.set, response.names[i]});
     if (entry == nullptr) {
-      stand_ins->push_back(stand_in(response.operations.at(i), abort_));
+      stand_ins->push_back(stand_in(response.operations.at(i)));
       entry = &stand_ins->back().entry;
     }
     entries.push_back(entry);
@@ -70,7 +68,7 @@ std::vector<Outcome> Executor::work(const Response& response) {
   const auto start = Clock::now();
   double coding_s = 0;
   std::vector<Outcome> outcomes;
-  if (kind == OpKind::kJoin || kind == OpKind::kAddSet || kind == OpKind::kRemoveSet) {
+  if (changes_ranks(kind)) {
     change_sets(*entries.front()->operation, response.value);
     outcomes.emplace_back();
     outcomes.front().result.value = response.value;
@@ -88,7 +86,7 @@ std::vector<Outcome> Executor::work(const Response& response) {
     if (kind == OpKind::kAllreduce) coding_s = operations.reducer().last_exchange().coding_s;
     note_({response, entries, outcomes, start, bytes_given(communicator_).total() - given});
   }
-  count(entries, std::chrono::duration<double>(Clock::now() - start).count(), coding_s);
+  count(entries, Seconds(Clock::now() - start).count(), coding_s);
   return outcomes;
 }
 
@@ -100,15 +98,11 @@ void Executor::change_sets(const Operation& operation, int64_t id) {
 
 // If one member of a group fails, all do.
 void Executor::finish_held(bool grouped) {
-  const auto fault = std::find_if(held_.begin(), held_.end(), [](const Ended& ended) {
-    return ended.second.error != ErrorKind::kNone;
-  });
-  if (grouped && fault != held_.end()) {
-    const Outcome first{fault->second.error, fault->second.message, {}};
-    for (auto& [key, outcome] : held_) {
-      outcome.error = first.error;
-      outcome.message = first.message;
-    }
+  const auto failed = std::find_if(held_.begin(), held_.end(),
+                                   [](const Ended& ended) { return bool{ended.second.fault}; });
+  if (grouped && failed != held_.end()) {
+    const Fault fault = failed->second.fault;
+    for (auto& [key, outcome] : held_) outcome.fault = fault;
   }
   std::move(held_.begin(), held_.end(), std::back_inserter(finished_));
   held_.clear();

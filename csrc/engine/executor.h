@@ -5,7 +5,6 @@
 #include <deque>
 #include <functional>
 #include <mutex>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -39,13 +38,8 @@ class Executor {
   using Note = std::function<void(const Work&)>;
 
   // `note` is called after each collective.
-  Executor(Communicator communicator, Entries& entries, ProcessSets& sets,
-           std::shared_ptr<AbortFlag> abort, Note note)
-      : communicator_(communicator),
-        entries_(entries),
-        sets_(sets),
-        abort_(std::move(abort)),
-        note_(std::move(note)) {}
+  Executor(const Communicator& communicator, Entries& entries, ProcessSets& sets, Note note)
+      : communicator_(communicator), entries_(entries), sets_(sets), note_(std::move(note)) {}
 
   // Executes the responses in order; throws if the job is aborted. Consecutive failures complete
   // together: after seeing only the first, a program could submit again before the next one, which
@@ -64,10 +58,9 @@ class Executor {
   void end_finished();
   void count(const std::vector<Entry*>& entries, double seconds, double coding_s);
 
-  Communicator communicator_;
+  const Communicator communicator_;
   Entries& entries_;
   ProcessSets& sets_;
-  const std::shared_ptr<AbortFlag> abort_;
   const Note note_;
   std::vector<Ended> held_;      // of a group with more responses to come
   std::vector<Ended> finished_;  // to be completed next

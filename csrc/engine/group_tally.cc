@@ -45,15 +45,15 @@ bool GroupTally::is_over(const GroupKey& key) const {
                      [](const Count& count) { return count.submitted >= count.expected; });
 }
 
-void GroupTally::break_up(const GroupKey& key, GroupFault fault) {
+void GroupTally::break_up(const GroupKey& key, Fault fault) {
   const auto group = groups_.find(key);
-  if (group == groups_.end() || group->second.fault.kind != ErrorKind::kNone) return;
+  if (group == groups_.end() || group->second.fault) return;
   group->second.fault = std::move(fault);
 }
 
-GroupFault GroupTally::fault_of(const GroupKey& key) const {
+Fault GroupTally::fault_of(const GroupKey& key) const {
   const auto group = groups_.find(key);
-  return group == groups_.end() ? GroupFault{} : group->second.fault;
+  return group == groups_.end() ? Fault{} : group->second.fault;
 }
 
 std::vector<GroupKey> GroupTally::keys() const {

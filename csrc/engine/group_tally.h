@@ -15,11 +15,6 @@ namespace qsgd {
 
 using GroupKey = std::pair<int32_t, std::string>;  // process set and group
 
-struct GroupFault {
-  ErrorKind kind = ErrorKind::kNone;
-  std::string message;
-};
-
 // For an operation without a group: a key with an empty name.
 inline GroupKey group_of(const Operation& o) { return {o.set, o.group ? o.group->name : ""}; }
 
@@ -32,12 +27,12 @@ class GroupTally {
   bool is_whole(const GroupKey& key, const RankSet& ranks, const RankSet& joined) const;
   // Marks the group as failed: its members fail, including those submitted later, until every rank
   // has submitted all announced members. Ignores a group without submissions.
-  void break_up(const GroupKey& key, GroupFault fault);
+  void break_up(const GroupKey& key, Fault fault);
   bool has(const GroupKey& key) const { return groups_.count(key) != 0; }
   // Whether every rank that has begun the group has submitted all announced members.
   bool is_over(const GroupKey& key) const;
-  // The error of a broken group; of kind kNone otherwise.
-  GroupFault fault_of(const GroupKey& key) const;
+  // The error of a broken group; none otherwise.
+  Fault fault_of(const GroupKey& key) const;
   void forget(const GroupKey& key) { groups_.erase(key); }
   std::vector<GroupKey> keys() const;
 
@@ -50,7 +45,7 @@ class GroupTally {
   };
   struct Group {
     std::vector<Count> counts;  // one per set of ranks with equal counts
-    GroupFault fault;
+    Fault fault;
   };
   std::map<GroupKey, Group> groups_;
 };

@@ -11,13 +11,13 @@ Handle::Handle(std::shared_ptr<AbortFlag> abort, std::shared_ptr<void> keep,
 
 Handle::~Handle() {
   // MPI may still use the memory of an operation that was given up, for an unknown time.
-  const bool lost = !done() || kind_ == ErrorKind::kRankFailed;
+  const bool lost = !done() || fault_.kind == ErrorKind::kRankFailed;
   if (lost && keep_) new std::shared_ptr<void>(std::move(keep_));
 }
 
 bool Handle::done() const { return done_.load(std::memory_order_acquire); }
 
-bool Handle::lost() const { return done() && kind_ == ErrorKind::kRankFailed; }
+bool Handle::lost() const { return done() && fault_.kind == ErrorKind::kRankFailed; }
 
 bool Handle::wait_for(std::chrono::milliseconds timeout) const {
   std::unique_lock<std::mutex> lock(mutex_);
@@ -25,34 +25,34 @@ bool Handle::wait_for(std::chrono::milliseconds timeout) const {
 }
 
 void Handle::begin_wait(Timeline::Clock::time_point now) {
-  if (waits_) waits_->begin(now);
+  waits_->begin(now);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (waiting_++ == 0) waiting_since_ = now;
 }
 
 void Handle::end_wait(Timeline::Clock::time_point since) {
-  if (waits_) waits_->end(Timeline::Clock::now());
-  if (timeline_ && timeline_->on()) timeline_->waited(since);
+  waits_->end(Timeline::Clock::now());
+  if (timeline_->on()) timeline_->waited(since);
   const std::lock_guard<std::mutex> lock(mutex_);
   --waiting_;
 }
 
 bool Handle::waited_for(double seconds) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - waiting_since_;
+  const Seconds waited = Timeline::Clock::now() - waiting_since_;
   return !done() && waiting_ > 0 && waited.count() >= seconds;
 }
 
 void Handle::check() const {
-  if (!done() || kind_ == ErrorKind::kNone) return;
-  if (kind_ == ErrorKind::kRankFailed) abort_->set_noticed();
-  throw Error(kind_, message_);
+  if (!done() || !fault_) return;
+  if (fault_.kind == ErrorKind::kRankFailed) abort_->set_noticed();
+  throw Error(fault_.kind, fault_.message);
 }
 
 void Handle::release_memory() {
   std::shared_ptr<void> keep;  // released after the lock: its destructor may run any code
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (done() && kind_ != ErrorKind::kRankFailed) keep.swap(keep_);
+  if (done() && fault_.kind != ErrorKind::kRankFailed) keep.swap(keep_);
 }
 
 std::shared_ptr<const Result> Handle::result() const {
@@ -69,17 +69,16 @@ void Handle::when_done(std::function<void()> callback) {
   callback();
 }
 
-void Handle::finish(Result result) { end(ErrorKind::kNone, {}, std::move(result)); }
+void Handle::finish(Result result) { end({}, std::move(result)); }
 
-void Handle::fail(ErrorKind kind, const std::string& message) { end(kind, message, {}); }
+void Handle::fail(Fault fault) { end(std::move(fault), {}); }
 
-void Handle::end(ErrorKind kind, const std::string& message, Result result) {
+void Handle::end(Fault fault, Result result) {
   std::vector<std::function<void()>> callbacks;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (done()) return;
-    kind_ = kind;
-    message_ = message;
+    fault_ = std::move(fault);
     result_ = std::make_shared<const Result>(std::move(result));
     done_.store(true, std::memory_order_release);
     callbacks.swap(callbacks_);

@@ -8,7 +8,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <vector>
 
 #include "common/error.h"
@@ -31,9 +30,8 @@ class Handle {
  public:
   // `keep` owns the memory of the operation. It is released with the handle, or never if the job
   // ended during the operation.
-  explicit Handle(std::shared_ptr<AbortFlag> abort, std::shared_ptr<void> keep = nullptr,
-                  std::shared_ptr<Timeline> timeline = nullptr,
-                  std::shared_ptr<WaitMeter> waits = nullptr);
+  Handle(std::shared_ptr<AbortFlag> abort, std::shared_ptr<void> keep,
+         std::shared_ptr<Timeline> timeline, std::shared_ptr<WaitMeter> waits);
   ~Handle();
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
@@ -58,13 +56,13 @@ class Handle {
 
   // Called by the engine; only the first call has an effect.
   void finish(Result result);
-  void fail(ErrorKind kind, const std::string& message);
+  void fail(Fault fault);
 
  private:
   friend class Waiting;
   void begin_wait(Timeline::Clock::time_point now);
   void end_wait(Timeline::Clock::time_point since);
-  void end(ErrorKind kind, const std::string& message, Result result);
+  void end(Fault fault, Result result);
 
   const std::shared_ptr<AbortFlag> abort_;
   const std::shared_ptr<Timeline> timeline_;
@@ -75,8 +73,7 @@ class Handle {
   std::atomic<bool> done_{false};  // once set, the results do not change
   int waiting_ = 0;                // threads
   std::chrono::steady_clock::time_point waiting_since_;
-  ErrorKind kind_ = ErrorKind::kNone;
-  std::string message_;
+  Fault fault_;
   std::shared_ptr<const Result> result_;
   std::vector<std::function<void()>> callbacks_;
 };

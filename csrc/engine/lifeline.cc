@@ -45,13 +45,12 @@ void write_all(int fd, const char* from, size_t size) {
 
 }  // namespace
 
-Lifeline::Lifeline(int rank, std::vector<Peer> peers,
-                   std::function<void(const std::string&)> on_loss, std::function<bool()> noticed,
-                   double grace_s)
+Lifeline::Lifeline(int rank, std::vector<Peer> peers, std::shared_ptr<AbortFlag> abort,
+                   std::function<void()> on_loss, double grace_s)
     : rank_(rank),
       peers_(std::move(peers)),
+      abort_(std::move(abort)),
       on_loss_(std::move(on_loss)),
-      noticed_(std::move(noticed)),
       grace_s_(grace_s) {
   if (pipe2(wake_, O_CLOEXEC) != 0) {
     throw internal_error(std::string("cannot create a pipe: ") + std::strerror(errno));
@@ -121,7 +120,8 @@ void Lifeline::watch() {
       if (!read_from(peers_[i], loss)) fds[i].fd = -1;  // poll ignores it from now on
       if (loss.empty()) continue;
       send_to_all(kFailure, loss, peers_[i].rank);  // informs the rest of the tree
-      on_loss_(loss);
+      abort_->raise(loss);
+      if (on_loss_) on_loss_();
       return enforce(loss);
     }
   }
@@ -135,7 +135,7 @@ void Lifeline::enforce(const std::string& loss) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
     if (poll(&wake, 1, static_cast<int>(left.count()) + 1) > 0) return;
   }
-  if (noticed_()) return;
+  if (abort_->noticed()) return;
   const std::string line = "qsgd-hpc: rank " + std::to_string(rank_) + " ends because " + loss +
                            " (This rank called no collective in the meantime.)\n";
   (void)!::write(STDERR_FILENO, line.data(), line.size());

@@ -4,10 +4,13 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "transport/transport.h"
 
 namespace qsgd {
 
@@ -18,11 +21,12 @@ class Lifeline {
     int rank;
     std::string label;  // "host nid0001, pid 4242"
   };
-  // `on_loss` is called once, by this class's thread, with a sentence that names the dead rank.
-  // `noticed` returns whether the program has seen the error; if it has not within `grace_s`, the
-  // sentence is printed to stderr and the process ends, so that no rank computes in vain.
-  Lifeline(int rank, std::vector<Peer> peers, std::function<void(const std::string&)> on_loss,
-           std::function<bool()> noticed, double grace_s);
+  // At the first loss, raises `abort` with a sentence that names the dead rank, and calls `on_loss`
+  // unless it is null; both by this class's thread. If the program has not noticed the error within
+  // `grace_s`, the sentence is printed to stderr and the process ends, so that no rank computes in
+  // vain.
+  Lifeline(int rank, std::vector<Peer> peers, std::shared_ptr<AbortFlag> abort,
+           std::function<void()> on_loss, double grace_s);
   ~Lifeline();
   Lifeline(const Lifeline&) = delete;
   Lifeline& operator=(const Lifeline&) = delete;
@@ -41,8 +45,8 @@ class Lifeline {
 
   const int rank_;
   std::vector<Peer> peers_;
-  const std::function<void(const std::string&)> on_loss_;
-  const std::function<bool()> noticed_;
+  const std::shared_ptr<AbortFlag> abort_;
+  const std::function<void()> on_loss_;
   const double grace_s_;
   int wake_[2];  // a pipe: written to end the thread
   std::mutex send_mutex_;

@@ -31,8 +31,7 @@ Messenger::Messenger(Transport& transport, SharedNode* node, const Tree& tree, O
 }
 
 void Messenger::add_peer(int rank, int child) {
-  peers_.push_back(std::make_unique<Peer>());
-  Peer& peer = *peers_.back();
+  Peer& peer = peers_.emplace_back();
   peer.rank = rank;
   peer.child = child;
   peer.buffer.resize(kFrameBytes);
@@ -57,7 +56,7 @@ void Messenger::listen(Peer& peer) {
 
 void Messenger::send(int child, FrameType type, const std::vector<char>& body, bool last) {
   constexpr size_t kMostBody = kFrameBytes - sizeof(Header);
-  Peer& peer = *peers_.at(child == kParent ? 0 : first_child_ + static_cast<size_t>(child));
+  Peer& peer = peers_.at(child == kParent ? 0 : first_child_ + static_cast<size_t>(child));
   size_t at = 0;
   do {
     const size_t part = std::min(body.size() - at, kMostBody);
@@ -88,10 +87,10 @@ void Messenger::post(Peer& peer, Header header, const char* body) {
 bool Messenger::progress() {
   bool any = false;
   outgoing_.remove_if([](Outgoing& sent) { return sent.request->test(); });
-  for (const auto& peer : peers_) {
-    while (peer->open && receive(*peer)) {
+  for (Peer& peer : peers_) {
+    while (peer.open && receive(peer)) {
       any = true;
-      if (peer->is_parent()) break;
+      if (peer.is_parent()) break;
     }
   }
   return any;

@@ -11,9 +11,7 @@
 #include <atomic>
 #include <functional>
 #include <list>
-#include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "common/bytes.h"
@@ -102,7 +100,7 @@ class Messenger {
   Transport& transport_;
   SharedNode* const node_;
   const OnMessage on_message_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // the parent, then the children
+  std::vector<Peer> peers_;  // the parent, then the children
   size_t first_child_ = 0;
   std::list<Outgoing> outgoing_;
   std::vector<char> frame_;  // the frame being sent

@@ -1,12 +1,14 @@
 #include "engine/nonfinite.h"
 
+#include "common/listed.h"
+
 namespace qsgd {
 namespace {
 
-std::string explain(const std::string& name, const std::string& from) {
+std::string explain(const std::string& name, const std::vector<int>& from) {
   return "tensor '" + name + "' holds NaN or Inf after allreduce; " +
          (from.empty() ? "every rank's own values were finite, so the sum overflowed"
-                       : "the values came from rank(s) " + from) +
+                       : "the values came from rank(s) " + listed(from)) +
          ". Lower the learning rate or scale the loss";
 }
 
@@ -32,10 +34,9 @@ std::vector<std::string> explain_nonfinite(Communicator& communicator,
   const ReduceArgs sum{DType::kInt32, ReduceOp::kSum, 1, 1};
   allreduce(communicator, flags, sum, std::nullopt, Algorithm::kAuto, 0);
   for (size_t b = 0; b < bad.size(); ++b) {
-    std::string from;
+    std::vector<int> from;
     for (size_t r = 0; r < ranks; ++r) {
-      if (guilty[b * ranks + r])
-        from += (from.empty() ? "" : ", ") + std::to_string(names_of_ranks[r]);
+      if (guilty[b * ranks + r]) from.push_back(names_of_ranks[r]);
     }
     messages[bad[b]] = explain(names[bad[b]], from);
   }

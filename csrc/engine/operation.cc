@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "collectives/adasum.h"
+#include "common/listed.h"
 #include "quant/code.h"
 
 namespace qsgd {
@@ -171,11 +172,7 @@ const char* describe(OpKind kind) {
   return kNames.at(static_cast<size_t>(kind));
 }
 
-std::string describe(const Numbers& list) {
-  std::string text = "[";
-  for (size_t i = 0; i < list.size(); ++i) text += (i ? ", " : "") + std::to_string(list[i]);
-  return text + "]";
-}
+std::string describe(const Numbers& list) { return "[" + listed(list) + "]"; }
 
 std::string format_nmse(double nmse) {
   std::array<char, 32> text;

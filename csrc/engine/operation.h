@@ -67,7 +67,6 @@ struct Coding {
     return spec == o.spec && choice == o.choice && error_feedback == o.error_feedback &&
            nmse_budget == o.nmse_budget;
   }
-  bool operator!=(const Coding& o) const { return !(*this == o); }
 };
 
 // Operations of one group start and complete together.
@@ -76,7 +75,6 @@ struct Group {
   uint32_t size = 0;
 
   bool operator==(const Group& o) const { return size == o.size && name == o.name; }
-  bool operator!=(const Group& o) const { return !(*this == o); }
 };
 
 struct Operation {

@@ -59,8 +59,7 @@ gpu::Nccl* Operations::nccl_for(const Response& response, const std::vector<Entr
     return made(all_, ranks_, entries, [this](size_t n) { communicator_.transport.count_sent(n); });
   }
   if (!reducer_.sums_in_nodes(response) || !may_sum_in_nodes()) return nullptr;
-  const SharedNode& node = *communicator_.node;
-  const std::vector<int>& ranks = node.nodes()[static_cast<size_t>(node.node())];
+  const std::vector<int>& ranks = communicator_.node->ranks();
   if (in_node_.transport == nullptr) {
     in_node_.transport = std::make_unique<SubsetTransport>(communicator_.transport, ranks);
   }
@@ -104,7 +103,7 @@ std::vector<Outcome> Operations::carry_out(const Response& response,
   }
   std::vector<Outcome> outcomes;
   for (const Entry* entry : entries) {
-    outcomes.push_back({ErrorKind::kNone, {}, do_one(*entry, response)});
+    outcomes.emplace_back().result = do_one(*entry, response);
   }
   return outcomes;
 }

@@ -14,10 +14,9 @@ size_t response_bytes(const Agreed& agreed) {
 }
 
 bool may_follow(const Agreed& first, const Agreed& next) {
-  return first.error == ErrorKind::kNone && next.error == ErrorKind::kNone &&
-         first.group == next.group && first.algorithm == next.algorithm &&
-         first.coding.has_value() == next.coding.has_value() && first.joined == next.joined &&
-         fusable(*first.operation, *next.operation);
+  return !first.fault && !next.fault && first.group == next.group &&
+         first.algorithm == next.algorithm && first.coding.has_value() == next.coding.has_value() &&
+         first.joined == next.joined && fusable(*first.operation, *next.operation);
 }
 
 }  // namespace
@@ -33,25 +32,21 @@ void ReadyQueue::release(const GroupKey& key) {
   if (it == groups_.end()) return;
   std::vector<Agreed> group = std::move(it->second);
   groups_.erase(it);
-  const auto fault = std::find_if(group.begin(), group.end(), [](const Agreed& member) {
-    return member.error != ErrorKind::kNone;
-  });
-  const ErrorKind error = fault == group.end() ? ErrorKind::kNone : fault->error;
-  const std::string message = fault == group.end() ? "" : fault->message;
+  const auto failed = std::find_if(group.begin(), group.end(),
+                                   [](const Agreed& member) { return bool{member.fault}; });
+  const Fault fault = failed == group.end() ? Fault{} : failed->fault;
   ++last_group_;
   for (Agreed& member : group) {
-    member.error = error;
-    member.message = message;
+    member.fault = fault;
     member.group = last_group_;
     ready_.push_back(std::move(member));
   }
 }
 
-void ReadyQueue::fail_group(const GroupKey& key, ErrorKind error, const std::string& message) {
+void ReadyQueue::fail_group(const GroupKey& key, const Fault& fault) {
   const auto it = groups_.find(key);
   if (it == groups_.end()) return;
-  it->second.front().error = error;
-  it->second.front().message = message;
+  it->second.front().fault = fault;
   release(key);
 }
 
@@ -75,8 +70,7 @@ Response ReadyQueue::take_one(size_t fusion_bytes) {
   Response response;
   response.set = first.operation->set;
   response.recipients = first.ranks;
-  response.error = first.error;
-  response.message = first.message;
+  response.fault = first.fault;
   response.lasting = first.operation->lasting;
   response.algorithm = first.algorithm;
   response.on_device = first.operation->on_device;

@@ -3,10 +3,7 @@
 #pragma once
 
 #include <map>
-#include <memory>
 #include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "engine/group_tally.h"
@@ -21,8 +18,7 @@ struct Agreed {
   Members ranks;                    // of its set
   bool grouped = false;             // held back until its group is complete
   std::optional<CodecSpec> coding;  // in which it is sent
-  ErrorKind error = ErrorKind::kNone;
-  std::string message;
+  Fault fault;
   double nmse = 0;            // the largest that a rank has reported
   std::vector<int64_t> rows;  // of an allgather
   int64_t value = 0;          // result of operations that return a number
@@ -39,7 +35,7 @@ class ReadyQueue {
   // Releases a complete group. If one of its members failed, all do.
   void release(const GroupKey& key);
   // Fails the members so far of a group that cannot become complete.
-  void fail_group(const GroupKey& key, ErrorKind error, const std::string& message);
+  void fail_group(const GroupKey& key, const Fault& fault);
   // The operation if it is held back, agreed by all ranks, for its group; else null.
   const Operation* holds(const Key& key) const;
   bool empty() const { return ready_.empty(); }

@@ -1,6 +1,7 @@
 #include "engine/reducer.h"
 
 #include <algorithm>
+#include <optional>
 #include <type_traits>
 
 #include "collectives/hierarchical.h"
@@ -45,28 +46,7 @@ Reducer::Reducer(Communicator communicator, std::vector<int> ranks, ReducerConfi
     : communicator_(communicator),
       ranks_(std::move(ranks)),
       config_(std::move(config)),
-      residuals_(
-          rank(),
-          [this](size_t count, uint32_t bucket, uint32_t id, int owners) {
-            return coded_here(count, bucket, id, owners);
-          },
-          [this](size_t count, uint32_t bucket, uint32_t id, int owners) {
-            return covered_here(count, bucket, id, owners);
-          },
-          config_.log) {}
-
-Residuals::Covered Reducer::covered_here(size_t count, uint32_t bucket, uint32_t id,
-                                         int owners) const {
-  if (owners <= 0) return {{0, count}, size()};
-  const SharedNode& node = *communicator_.node;
-  return {hierarchical_shard(node, owners, count, bucket, id),
-          static_cast<int>(node.nodes().size())};
-}
-
-Range Reducer::coded_here(size_t count, uint32_t bucket, uint32_t id, int owners) const {
-  if (owners > 0) return hierarchical_owned(*communicator_.node, owners, count, bucket, id);
-  return owners == 0 ? owned(count, bucket, id, size(), rank()) : Range{};
-}
+      residuals_(communicator, config_.log) {}
 
 int Reducer::owners_in(const AlgorithmTraits& traits) const {
   if (traits.has(kAcross)) return owners_of(*communicator_.node, traits);
@@ -186,7 +166,7 @@ std::vector<Outcome> Reducer::judge(const std::vector<Entry*>& entries,
   for (size_t i = 0; i < messages.size(); ++i) {
     if (messages[i].empty()) continue;
     if (config_.nonfinite == NonFinite::kError) {
-      outcomes[i] = {ErrorKind::kNonFinite, messages[i] + kRemedy, {}};
+      outcomes[i].fault = {ErrorKind::kNonFinite, messages[i] + kRemedy};
     } else if (!warned_) {
       warned_ = true;  // on every rank alike, because the messages are equal on all
       if (rank() == 0 && config_.log) config_.log(messages[i] + kGoesOn);

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <functional>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,7 +22,7 @@ struct ReducerConfig {
   uint64_t seed = 0;
   NonFinite nonfinite = NonFinite::kError;
   std::function<void(const std::string&)> log;
-  std::string nccl_library;
+  std::string nccl_library;  // reduces uncoded device tensors; empty: done on the host
 };
 
 // When a collective ran, its algorithm, and its coding time.
@@ -72,10 +71,7 @@ class Reducer {
   std::vector<Outcome> judge(const std::vector<Entry*>& entries,
                              const std::vector<ReduceTensor>& tensors);
 
-  Residuals::Covered covered_here(size_t count, uint32_t bucket, uint32_t id, int owners) const;
-  int owners_in(const AlgorithmTraits& traits) const;
-  // The elements of a tensor whose sums are coded by this rank.
-  Range coded_here(size_t count, uint32_t bucket, uint32_t id, int owners) const;
+  int owners_in(const AlgorithmTraits& traits) const;  // as in Residuals
   int size() const { return communicator_.transport.size(); }
   int rank() const { return communicator_.transport.rank(); }
 

@@ -71,7 +71,10 @@ void Relay::submit(const RankSet& ranks, Submission submission) {
   Entry& entry = it->second;
   if (fresh && set->second.is_of_others) ++others_;
   if (fresh || entry.reported) entry = Entry();
-  if (entry.operation == nullptr) begin(entry, operation);
+  if (entry.operation == nullptr) {
+    entry.operation = operation;
+    entry.since = Clock::now();
+  }
   if (unblocks || !are_equal(entry.operation, operation)) open(entry);
   if (!o.on_device) entry.operation = operation;  // on_device: on all ranks
   entry.ranks |= ranks;
@@ -100,11 +103,6 @@ void Relay::open_group(const GroupKey& key, const RankSet& ours) {
   for (auto& [name, entry] : entries_) {
     if (entry.operation != nullptr && group_of(*entry.operation) == key) open(entry);
   }
-}
-
-void Relay::begin(Entry& entry, const OperationPtr& operation) {
-  entry.operation = operation;
-  entry.since = Clock::now();
 }
 
 Submission Relay::combined(const Entry& entry) {
@@ -177,12 +175,12 @@ void Relay::note(const Response& response) {
     const auto it = entries_.find({response.set, response.names[i]});
     if (it == entries_.end()) continue;
     Entry& entry = it->second;
-    const bool fails = response.error != ErrorKind::kNone && entry.operation != nullptr;
+    const bool fails = response.fault && entry.operation != nullptr;
     if (fails && entry.operation->group) groups_.forget(group_of(*entry.operation));
     open(entry);
     end(it);
   }
-  if (response.error != ErrorKind::kNone || response.operations.empty()) return;
+  if (response.fault || response.operations.empty()) return;
   const Operation& o = *response.operations.front();
   const auto id = static_cast<int32_t>(response.value);
   if (o.kind == OpKind::kJoin) joined_.clear();

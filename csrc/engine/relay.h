@@ -7,7 +7,6 @@
 // for, and for everything while a rank of the subtree has joined or any rank has left.
 #pragma once
 
-#include <chrono>
 #include <map>
 #include <utility>
 #include <vector>
@@ -80,7 +79,6 @@ class Relay {
   bool is_unmerged() const { return unmerged_ || !joined_.empty() || !left_.empty(); }
   void open_group(const GroupKey& key, const RankSet& ours);
   static Submission combined(const Entry& entry);
-  void begin(Entry& entry, const OperationPtr& operation);
   void open(Entry& entry);
   void open_all();
   void end(Table::iterator it);

@@ -2,12 +2,28 @@
 
 #include <algorithm>
 
+#include "collectives/hierarchical.h"
+
 namespace qsgd {
 namespace {
 
 constexpr size_t kManyNames = 1 << 14;  // more than models have
 
 }  // namespace
+
+Residuals::Covered Residuals::covered(size_t count, uint32_t bucket, uint32_t id,
+                                      int owners) const {
+  if (owners <= 0) return {{0, count}, communicator_.transport.size()};
+  const SharedNode& node = *communicator_.node;
+  return {hierarchical_shard(node, owners, count, bucket, id),
+          static_cast<int>(node.nodes().size())};
+}
+
+Range Residuals::coded_sums(size_t count, uint32_t bucket, uint32_t id, int owners) const {
+  if (owners > 0) return hierarchical_owned(*communicator_.node, owners, count, bucket, id);
+  if (owners == kNoSums) return {};
+  return owned(count, bucket, id, communicator_.transport.size(), rank());
+}
 
 std::vector<float> Residuals::attach(const std::string& name, uint32_t bucket, double scale,
                                      int owners, gpu::Device* device, ReduceTensor& tensor) {
@@ -30,7 +46,7 @@ std::vector<float> Residuals::attach(const std::string& name, uint32_t bucket, d
   residual.bucket = bucket;
   residual.scale = scale;
   residual.owners = owners;
-  const Range mine = owned_(tensor.count, bucket, tensor.id, owners);
+  const Range mine = coded_sums(tensor.count, bucket, tensor.id, owners);
   if (residual.owner.size() != mine.size()) move_to_owner(residual, mine);
   tensor.residual = residual.worker.on(device);
   tensor.owner_residual = residual.owner.on(device);
@@ -41,7 +57,7 @@ std::vector<float> Residuals::take_beyond(Residual& residual, uint32_t bucket, u
                                           int owners) const {
   float* const worker = residual.worker.on_host().data();
   const size_t count = residual.worker.size();
-  const Covered mine = covers_(count, bucket, id, owners);
+  const Covered mine = covered(count, bucket, id, owners);
   const Range coded = mine.ranks > 1 ? mine.range : Range{};
   const auto owed = [](float x) { return x != 0; };
   if (std::none_of(worker, worker + coded.begin, owed) &&
@@ -69,7 +85,7 @@ void Residuals::move_to_owner(Residual& residual, const Range& mine) {
 
 // The residual of a name that is never used again stays in memory.
 void Residuals::warn_of_many(const std::string& name) const {
-  if (!log_ || rank_ != 0) return;
+  if (!log_ || rank() != 0) return;
   log_("error feedback is kept for " + std::to_string(kManyNames) + " tensors, '" + name +
        "' the latest; if their names are new in every step, give each tensor a fixed name, "
        "or none, for which nothing is kept");
@@ -89,7 +105,7 @@ std::vector<float> Residuals::take(const std::string& name, double scale,
 bool Residuals::fits(const std::string& name, const Residual& residual, size_t count) {
   if (residual.count() == count) return true;
   if (log_ && misfits_.insert(name).second) {
-    log_("rank " + std::to_string(rank_) + ": tensor '" + name + "' now has " +
+    log_("rank " + std::to_string(rank()) + ": tensor '" + name + "' now has " +
          std::to_string(count) + " elements, its error feedback was kept for " +
          std::to_string(residual.count()) + "; it is dropped. Give tensors of different " +
          "shapes names of their own");
@@ -106,12 +122,12 @@ void Residuals::gather(Residual& residual, double scale, uint32_t bucket, uint32
     worker.resize(count);
     if (!residual.owner.empty()) {
       const std::vector<float>& owner = residual.owner.on_host();
-      const Range range = owned_(count, residual.bucket, residual.id, residual.owners);
+      const Range range = coded_sums(count, residual.bucket, residual.id, residual.owners);
       for (size_t i = 0; i < range.size(); ++i) {
         worker[range.begin + i] += static_cast<float>(owner[i] / scale);
       }
     }
-    const Covered mine = covers_(residual.restored.size(), bucket, id, owners);
+    const Covered mine = covered(residual.restored.size(), bucket, id, owners);
     for (size_t i = mine.range.begin; i < mine.range.end; ++i) {
       worker[i] += static_cast<float>(residual.restored[i] / scale / mine.ranks);
     }
@@ -138,10 +154,10 @@ std::vector<float> Residuals::share(const std::string& name) const {
   }
   if (!residual.owner.empty()) {
     const std::vector<float> owner = residual.owner.values();
-    const Range range = owned_(share.size(), residual.bucket, residual.id, residual.owners);
+    const Range range = coded_sums(share.size(), residual.bucket, residual.id, residual.owners);
     for (size_t i = 0; i < range.size(); ++i) share[range.begin + i] += owner[i];
   }
-  if (rank_ == 0) {
+  if (rank() == 0) {
     for (size_t i = 0; i < residual.restored.size(); ++i) share[i] += residual.restored[i];
   }
   return share;

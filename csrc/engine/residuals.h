@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/reduce.h"
+#include "collectives/algorithm.h"
 #include "collectives/schedule.h"
 #include "engine/owed.h"
 #include "quant/codec.h"
@@ -19,21 +19,12 @@ class Residuals {
  public:
   using Log = std::function<void(const std::string&)>;
 
-  // Of `count` elements of tensor `id`, those whose sums this rank codes. `owners`: the number of
-  // ranks of each node that code for other nodes; 0 if all ranks exchange with all; kNoSums if no
-  // rank codes sums.
+  // `owners` of the functions below: the number of ranks of each node that code for other nodes; 0
+  // if all ranks exchange with all; kNoSums if no rank codes sums.
   static constexpr int kNoSums = -1;
-  using Owned = std::function<Range(size_t count, uint32_t bucket, uint32_t id, int owners)>;
-  // The elements whose residual this rank's own codes can include, and how many ranks share each;
-  // a single rank codes nothing.
-  struct Covered {
-    Range range;
-    int ranks;
-  };
-  using Covers = std::function<Covered(size_t count, uint32_t bucket, uint32_t id, int owners)>;
 
-  Residuals(int rank, Owned owned, Covers covers, Log log)
-      : rank_(rank), owned_(std::move(owned)), covers_(std::move(covers)), log_(std::move(log)) {}
+  Residuals(const Communicator& communicator, Log log)
+      : communicator_(communicator), log_(std::move(log)) {}
 
   // Gives the tensor its residuals for a reduction with buckets of `bucket` elements and result
   // scale * (sum of inputs). They are zero for a new name, and are moved to the `device` that codes
@@ -66,6 +57,15 @@ class Residuals {
     int owners = 0;
     size_t count() const { return restored.empty() ? worker.size() : restored.size(); }
   };
+  // The elements whose residual this rank's own codes can include, and how many ranks share each;
+  // a single rank codes nothing.
+  struct Covered {
+    Range range;
+    int ranks;
+  };
+  Covered covered(size_t count, uint32_t bucket, uint32_t id, int owners) const;
+  // Of `count` elements of tensor `id`, those whose sums this rank codes.
+  Range coded_sums(size_t count, uint32_t bucket, uint32_t id, int owners) const;
   // Moves all residuals to `worker`, for tensor `id` reduced with `scale` in buckets of `bucket`
   // elements.
   void gather(Residual& residual, double scale, uint32_t bucket, uint32_t id, int owners) const;
@@ -77,9 +77,9 @@ class Residuals {
   bool fits(const std::string& name, const Residual& residual, size_t count);
   void warn_of_many(const std::string& name) const;
 
-  const int rank_;
-  const Owned owned_;
-  const Covers covers_;
+  int rank() const { return communicator_.transport.rank(); }
+
+  const Communicator communicator_;
   const Log log_;
   std::map<std::string, Residual> by_name_;
   std::set<std::string> misfits_;

@@ -24,7 +24,7 @@ bool are_equal(const std::vector<CodecSpec>& codings) {
 }
 
 uint16_t what_it_has(const Response& r) {
-  int has = r.error != ErrorKind::kNone ? kError : 0;
+  int has = r.fault ? kError : 0;
   if (!r.codings.empty()) has |= are_equal(r.codings) ? kCoding : kSeveralCodings;
   if (!r.rows.empty()) has |= kRows;
   if (r.value != 0) has |= kValue;
@@ -65,8 +65,8 @@ void Response::write(Writer& to, NameBook& book) const {
   to.put(algorithm);
   to.put(segment.log2());
   if (has & kError) {
-    to.put(static_cast<uint8_t>(error));
-    to.put(message);
+    to.put(static_cast<uint8_t>(fault.kind));
+    to.put(fault.message);
   }
   if (has & kCoding) write_spec(codings.front(), to);
   if (has & kSeveralCodings) write_codings(codings, to);
@@ -84,8 +84,8 @@ Response Response::read(Reader& from, NameBook& book) {
   r.algorithm = from.get<Algorithm>();
   r.segment = SegmentSize::of_log2(from.get<uint8_t>());
   if (has & kError) {
-    r.error = static_cast<ErrorKind>(from.get<uint8_t>());
-    r.message = from.text();
+    r.fault.kind = static_cast<ErrorKind>(from.get<uint8_t>());
+    r.fault.message = from.text();
   }
   if (has & kCoding) r.codings.assign(r.names.size(), read_spec(from));
   if (has & kSeveralCodings) r.codings = read_codings(from, r.names.size());

@@ -1,7 +1,6 @@
 // Instructions of rank 0 to the others.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,8 +18,7 @@ namespace qsgd {
 // Operations that the ranks of a set must execute together, in this order; or that all must fail.
 struct Response {
   int32_t set = 0;
-  ErrorKind error = ErrorKind::kNone;
-  std::string message;
+  Fault fault;
   std::vector<std::string> names;
   bool lasting = false;  // the names are used in every step
   // By name; empty if all are uncoded. May have more bits than requested.

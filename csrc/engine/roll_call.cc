@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "common/listed.h"
 #include "common/thread_name.h"
 
 namespace qsgd {
@@ -36,17 +37,6 @@ int hold_name(const std::string& name) {
   if (bind(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0) return fd;
   close(fd);
   return -1;
-}
-
-std::string listed(const std::set<int>& numbers) {
-  std::ostringstream text;
-  text << (numbers.size() == 1 ? "rank " : "ranks ");
-  const char* comma = "";
-  for (const int number : numbers) {
-    text << comma << number;
-    comma = ", ";
-  }
-  return text.str();
 }
 
 void print_line(const std::string& text) {
@@ -140,8 +130,9 @@ std::string RollCall::describe_missing(const std::set<int>& here, double waited_
   text << "qsgd-hpc: warning: rank " << place_.rank << " has waited " << waited_s
        << " s in init() for the other ranks: ";
   if (!missing.empty()) {
-    text << (one_host ? "" : "local ") << listed(missing) << " of the " << place_.local_size
-         << " on host " << place_.host << (missing.size() == 1 ? " has" : " have")
+    text << (one_host ? "" : "local ") << (missing.size() == 1 ? "rank " : "ranks ")
+         << listed(missing) << " of the " << place_.local_size << " on host " << place_.host
+         << (missing.size() == 1 ? " has" : " have")
          << " not called it. Every rank must call init(), as early as the others: see whether one "
             "has ended, or is busy with data";
   } else if (one_host) {

@@ -6,7 +6,7 @@ namespace qsgd {
 
 bool is_on_device(const Entry* entry) { return entry->ready != nullptr; }
 
-bool is_staged(const Entry& entry) { return entry.ready != nullptr && !entry.operation->coding; }
+bool is_staged(const Entry& entry) { return is_on_device(&entry) && !entry.operation->coding; }
 
 gpu::Device* device_of(const std::vector<Entry*>& entries) {
   gpu::Device* device = nullptr;
@@ -51,7 +51,7 @@ Staging::Staging(const std::vector<Entry*>& entries) : listed_(entries) {
 }
 
 const std::vector<Entry*>& Staging::entries() {
-  land();
+  for (const auto& copy : copies_) copy->land();
   return listed_;
 }
 
@@ -61,10 +61,6 @@ void Staging::deliver() {
 
 bool Staging::has_landed() {
   return std::all_of(copies_.begin(), copies_.end(), [](auto& copy) { return copy->has_landed(); });
-}
-
-void Staging::land() {
-  for (const auto& copy : copies_) copy->land();
 }
 
 }  // namespace qsgd

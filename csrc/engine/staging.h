@@ -37,12 +37,10 @@ class Staging {
   // Starts the copies that were not started before.
   explicit Staging(const std::vector<Entry*>& entries);
 
-  bool empty() const { return copies_.empty(); }
   // The entries, with copies instead of device memory. Waits until the copies have arrived.
   const std::vector<Entry*>& entries();
   void deliver();
   bool has_landed();
-  void land();
 
  private:
   std::vector<std::shared_ptr<HostCopy>> copies_;

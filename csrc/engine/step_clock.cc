@@ -1,17 +1,12 @@
 #include "engine/step_clock.h"
 
-#include <algorithm>
+#include "common/coarse_clock.h"
 
 namespace qsgd {
 namespace {
 
 // Further names are ignored, because a program that creates new names could fill the memory.
 constexpr size_t kMostNames = size_t{1} << 16;
-
-double seconds_between(std::chrono::steady_clock::time_point from,
-                       std::chrono::steady_clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
-}
 
 StepWork between(const StepWork& from, const StepWork& to) {
   return {to.wait_s - from.wait_s, to.comm_s - from.comm_s, to.coding_s - from.coding_s,
@@ -71,10 +66,10 @@ StepProfile StepClock::profile() const {
   for (uint64_t i = steps_ - edges_.size(); i + 1 < steps_; ++i) {
     const Edge& begin = edges_[i % most_edges_];
     const Edge& end = edges_[(i + 1) % most_edges_];
-    profile.last.push_back({seconds_between(begin.at, end.at), between(begin.work, end.work)});
+    profile.last.push_back({Seconds(end.at - begin.at).count(), between(begin.work, end.work)});
   }
   for (const Arrival& arrival : before_) {
-    const double ready_s = seconds_between(before_.front().at, arrival.at);
+    const double ready_s = Seconds(arrival.at - before_.front().at).count();
     profile.layers.push_back({*arrival.name, arrival.elements, ready_s});
     profile.waits_seen &= !arrival.foreign;
   }

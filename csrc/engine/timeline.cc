@@ -41,45 +41,42 @@ void Timeline::start(const std::string& path, bool mark_cycles, Clock::time_poin
   mark_cycles_ = mark_cycles;
   zero_ = zero;
   rows_.clear();
-  writer_->add({'M', "thread_name", kProgramRow, zero, {}, TraceArgs().add("name", "program")});
-  writer_->add({'M', "thread_name", kStepsRow, zero, {}, TraceArgs().add("name", "steps")});
-  if (mark_cycles) {
-    writer_->add({'M', "thread_name", kCyclesRow, zero, {}, TraceArgs().add("name", "cycles")});
-  }
+  name_row(kProgramRow, "program");
+  name_row(kStepsRow, "steps");
+  if (mark_cycles) name_row(kCyclesRow, "cycles");
   on_ = true;
 }
 
 void Timeline::stop() {
-  std::unique_ptr<TraceWriter> ended;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    on_ = false;
-    ended = std::move(writer_);
-  }
+  std::unique_ptr<TraceWriter> ended;  // destroyed last, without the lock: it waits for its thread
+  const std::lock_guard<std::mutex> lock(mutex_);
+  on_ = false;
+  ended = std::move(writer_);
+}
+
+void Timeline::name_row(uint32_t number, const std::string& name) {
+  writer_->add({'M', "thread_name", number, zero_, {}, TraceArgs().add("name", name)});
 }
 
 Timeline::Row& Timeline::row(const std::string& tensor) {
   const auto number = static_cast<uint32_t>(rows_.size()) + kFirstTensorRow;
   const auto [it, fresh] = rows_.try_emplace(tensor, Row{number, {}});
-  if (fresh) writer_->add({'M', "thread_name", number, {}, {}, TraceArgs().add("name", tensor)});
+  if (fresh) name_row(number, tensor);
   return it->second;
 }
 
-void Timeline::arrived(const std::string& tensor, const std::string& operation, int rank,
-                       Clock::time_point at) {
+void Timeline::arrived(const std::string& tensor, const std::string& operation, int rank) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!writer_) return;
   Row& r = row(tensor);
+  const auto now = Clock::now();
   if (r.negotiation.empty()) {
     r.negotiation = "NEGOTIATE_" + upper(operation);
-    writer_->add({'B', r.negotiation, r.number, at});
+    writer_->add({'B', r.negotiation, r.number, now});
   }
-  writer_->add({'i',
-                "rank " + std::to_string(rank),
-                r.number,
-                at,
-                {},
-                TraceArgs().add("rank", static_cast<uint64_t>(rank))});
+  TraceArgs args;
+  args.add("rank", static_cast<uint64_t>(rank));
+  writer_->add({'i', "rank " + std::to_string(rank), r.number, now, {}, std::move(args)});
 }
 
 void Timeline::agreed(const std::string& tensor, const std::string& error) {

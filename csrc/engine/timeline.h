@@ -49,9 +49,8 @@ class Timeline {
 
   // The functions below do nothing while off; callers check on() first, to save the arguments.
 
-  // `rank` is ready for the tensor since `at`; the first rank begins the negotiation.
-  void arrived(const std::string& tensor, const std::string& operation, int rank,
-               Clock::time_point at);
+  // `rank` is ready for the tensor; the first rank begins the negotiation.
+  void arrived(const std::string& tensor, const std::string& operation, int rank);
   // All ranks are ready, and it waits for earlier ones; or it failed with `error`.
   void agreed(const std::string& tensor, const std::string& error);
   void done(const Work& work);
@@ -69,6 +68,7 @@ class Timeline {
     Clock::time_point agreed{};
   };
   Row& row(const std::string& tensor);
+  void name_row(uint32_t number, const std::string& name);
 
   const int rank_;
   std::atomic<bool> on_{false};

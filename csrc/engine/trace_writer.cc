@@ -85,13 +85,11 @@ TraceArgs& TraceArgs::add(const char* key, double value) {
 
 TraceWriter::TraceWriter(const std::string& path, int rank, Clock::time_point zero)
     : process_(rank), zero_(zero), file_(open_file(path, rank)), thread_([this] { run(); }) {
-  add({'M', "process_name", 0, zero, {}, TraceArgs().add("name", "rank " + std::to_string(rank))});
-  add({'M',
-       "process_sort_index",
-       0,
-       zero,
-       {},
-       TraceArgs().add("sort_index", static_cast<uint64_t>(rank))});
+  TraceArgs name, order;
+  name.add("name", "rank " + std::to_string(rank));
+  order.add("sort_index", static_cast<uint64_t>(rank));
+  add({'M', "process_name", 0, zero, {}, std::move(name)});
+  add({'M', "process_sort_index", 0, zero, {}, std::move(order)});
 }
 
 TraceWriter::~TraceWriter() {

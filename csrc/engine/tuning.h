@@ -12,7 +12,7 @@ namespace qsgd {
 // An empty value leaves the setting unchanged.
 struct Tuning {
   std::optional<size_t> fusion_bytes;
-  std::optional<double> cycle_time_s;
+  std::optional<double> cycle_time_s;  // time that rank 0 waits for more tensors to fuse
   std::optional<Algorithm> algorithm;  // for exact or compressed reductions; others use auto
   std::optional<int> bits;             // for codes with a choice of bits; 32: none
   std::optional<SegmentSize> segment;  // of messages of compressed reductions
@@ -27,8 +27,5 @@ struct Tuning {
 };
 
 constexpr int kPlainBits = 32;
-inline bool can_tune_to(int bits) {
-  return bits == 2 || bits == 4 || bits == 8 || bits == kPlainBits;
-}
 
 }  // namespace qsgd

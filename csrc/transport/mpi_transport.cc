@@ -72,8 +72,8 @@ Handle to_handle(std::uintptr_t value) {
 template <class Handle>
 class MpiTransport final : public Transport {
  public:
-  MpiTransport(const MpiFacts& facts, std::shared_ptr<AbortFlag> abort)
-      : Transport(facts.rank, facts.size, std::move(abort)),
+  explicit MpiTransport(const MpiFacts& facts)
+      : Transport(facts.rank, facts.size, std::make_shared<AbortFlag>()),
         mpi_(load<Handle>(facts)),
         comm_(to_handle<Handle>(facts.comm)),
         byte_(to_handle<Handle>(facts.byte_type)) {}
@@ -166,12 +166,9 @@ class MpiTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_mpi_transport(const MpiFacts& facts,
-                                              std::shared_ptr<AbortFlag> abort) {
-  if (facts.pointer_handles) {
-    return std::make_unique<MpiTransport<void*>>(facts, std::move(abort));
-  }
-  return std::make_unique<MpiTransport<int>>(facts, std::move(abort));
+std::unique_ptr<Transport> make_mpi_transport(const MpiFacts& facts) {
+  if (facts.pointer_handles) return std::make_unique<MpiTransport<void*>>(facts);
+  return std::make_unique<MpiTransport<int>>(facts);
 }
 
 }  // namespace qsgd

@@ -22,7 +22,6 @@ struct MpiFacts {
   int size;
 };
 
-std::unique_ptr<Transport> make_mpi_transport(const MpiFacts& facts,
-                                              std::shared_ptr<AbortFlag> abort);
+std::unique_ptr<Transport> make_mpi_transport(const MpiFacts& facts);
 
 }  // namespace qsgd

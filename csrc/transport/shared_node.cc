@@ -28,7 +28,7 @@ SharedNode::SharedNode(NodeFacts facts, Transport& transport)
     node_ = static_cast<int>(n);
     rank_ = static_cast<int>(place - ranks.begin());
   }
-  if (node_ < 0 || facts_.nodes[static_cast<size_t>(node_)].size() != facts_.bases.size()) {
+  if (node_ < 0 || ranks().size() != facts_.bases.size()) {
     throw usage_error("rank " + std::to_string(rank) + " shares memory with " +
                       std::to_string(facts_.bases.size()) +
                       " ranks, but the list of nodes says otherwise; build both from the same "
@@ -48,24 +48,20 @@ SharedNode::SharedNode(NodeFacts facts, Transport& transport)
 
 char* SharedNode::slot(int owner, Lane lane, uint64_t turn) const {
   const size_t index = static_cast<size_t>(lane) * kSlots + static_cast<size_t>(turn % kSlots);
-  return reinterpret_cast<char*>(facts_.bases[static_cast<size_t>(owner)]) + kHeaderBytes +
-         index * kSlotBytes;
+  return region(owner) + kHeaderBytes + index * kSlotBytes;
 }
 
 bool SharedNode::is_near(int rank) const {
-  const std::vector<int>& ranks = facts_.nodes[static_cast<size_t>(node_)];
-  return std::binary_search(ranks.begin(), ranks.end(), rank);
+  return std::binary_search(ranks().begin(), ranks().end(), rank);
 }
 
 void* SharedNode::mailbox(int rank, Mail mail) const {
-  const std::vector<int>& ranks = facts_.nodes[static_cast<size_t>(node_)];
-  const auto owner = std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin();
-  return reinterpret_cast<char*>(facts_.bases[static_cast<size_t>(owner)]) + kMailAt +
-         static_cast<size_t>(mail) * sizeof(MailLines);
+  const auto owner = std::lower_bound(ranks().begin(), ranks().end(), rank) - ranks().begin();
+  return region(static_cast<int>(owner)) + kMailAt + static_cast<size_t>(mail) * sizeof(MailLines);
 }
 
 std::atomic<uint64_t>& SharedNode::flag_of(int owner, Flag flag) const {
-  return *reinterpret_cast<std::atomic<uint64_t>*>(facts_.bases[static_cast<size_t>(owner)] +
+  return *reinterpret_cast<std::atomic<uint64_t>*>(region(owner) +
                                                    static_cast<size_t>(flag) * kFlagStride);
 }
 

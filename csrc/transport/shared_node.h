@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "transport/mailbox.h"
@@ -47,6 +46,8 @@ class SharedNode {
   int size() const { return static_cast<int>(facts_.bases.size()); }
   int node() const { return node_; }
   const std::vector<std::vector<int>>& nodes() const { return facts_.nodes; }
+  // The ranks of this node in the job, ascending.
+  const std::vector<int>& ranks() const { return facts_.nodes[static_cast<size_t>(node_)]; }
 
   // The slot of turn `turn` in the region of local rank `owner`.
   char* slot(int owner, Lane lane, uint64_t turn) const;
@@ -72,6 +73,9 @@ class SharedNode {
   uint64_t bytes_given() const { return bytes_given_.load(std::memory_order_relaxed); }
 
  private:
+  char* region(int owner) const {
+    return reinterpret_cast<char*>(facts_.bases[static_cast<size_t>(owner)]);
+  }
   std::atomic<uint64_t>& flag_of(int owner, Flag flag) const;
 
   const NodeFacts facts_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/error.h"
+#include "common/listed.h"
 
 namespace qsgd {
 namespace {
@@ -14,9 +15,7 @@ int place_in(const Transport& parent, const std::vector<int>& ranks) {
   const bool distinct = std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
   const auto place = std::find(ranks.begin(), ranks.end(), parent.rank());
   if (place == ranks.end() || !distinct || sorted.front() < 0 || sorted.back() >= parent.size()) {
-    std::string list;
-    for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
-    throw usage_error("rank " + std::to_string(parent.rank()) + ": process set [" + list +
+    throw usage_error("rank " + std::to_string(parent.rank()) + ": process set [" + listed(ranks) +
                       "] of a job of " + std::to_string(parent.size()) +
                       " ranks; list each rank once, from 0 to " +
                       std::to_string(parent.size() - 1) + ", the calling rank among them");

@@ -9,85 +9,81 @@
 namespace qsgd {
 namespace {
 
-class Done final : public Request {
+class Sent final : public Request {
  public:
   bool test() override { return true; }
 };
 
-class Matched final : public Request {
- public:
-  Matched(ThreadWorld& world, int from, int to, Tag tag, uint64_t number)
-      : world_(world), from_(from), to_(to), tag_(tag), number_(number) {}
-  bool test() override { return world_.is_matched(from_, to_, tag_, number_); }
+}  // namespace
 
- private:
-  ThreadWorld& world_;
-  const int from_, to_;
-  const Tag tag_;
-  const uint64_t number_;
-};
-
-class Receive final : public Request {
+class ThreadWorld::Matched final : public Request {
  public:
-  Receive(ThreadWorld& world, int from, int to, Tag tag, void* data, size_t capacity)
-      : world_(world), from_(from), to_(to), tag_(tag), data_(data), capacity_(capacity) {}
+  Matched(ThreadWorld& world, const Stream& stream, uint64_t number)
+      : world_(world), stream_(stream), number_(number) {}
   bool test() override {
-    return done_ || (done_ = world_.take(from_, to_, tag_, data_, capacity_));
+    const std::lock_guard<std::mutex> lock(world_.mutex_);
+    return stream_.receives > number_;
   }
 
  private:
   ThreadWorld& world_;
-  const int from_, to_;
-  const Tag tag_;
+  const Stream& stream_;
+  const uint64_t number_;  // of the message in its stream
+};
+
+class ThreadWorld::Received final : public Request {
+ public:
+  Received(ThreadWorld& world, Stream& stream, int from, void* data, size_t capacity_bytes)
+      : world_(world), stream_(stream), from_(from), data_(data), capacity_bytes_(capacity_bytes) {}
+  bool test() override {
+    if (done_) return true;
+    const std::lock_guard<std::mutex> lock(world_.mutex_);
+    if (stream_.messages.empty()) return false;
+    const std::vector<char>& message = stream_.messages.front();
+    if (message.size() > capacity_bytes_) {
+      throw internal_error("message of " + std::to_string(message.size()) + " bytes from rank " +
+                           std::to_string(from_) + " for a buffer of " +
+                           std::to_string(capacity_bytes_));
+    }
+    if (!message.empty()) std::memcpy(data_, message.data(), message.size());
+    stream_.messages.pop_front();
+    return done_ = true;
+  }
+
+ private:
+  ThreadWorld& world_;
+  Stream& stream_;
+  const int from_;
   void* const data_;
-  const size_t capacity_;
+  const size_t capacity_bytes_;
   bool done_ = false;
 };
 
-}  // namespace
-
-uint64_t ThreadWorld::post(int from, int to, Tag tag, const void* data, size_t size_bytes) {
+RequestPtr ThreadWorld::send(int from, int to, Tag tag, const void* data, size_t size_bytes,
+                             Completion completion) {
   const char* bytes = static_cast<const char*>(data);
   std::vector<char> message(bytes, bytes + size_bytes);
   const std::lock_guard<std::mutex> lock(mutex_);
-  Stream& stream = boxes_[{from, to, tag}];
+  Stream& stream = streams_[{from, to, tag}];
   stream.messages.push_back(std::move(message));
   const uint64_t number = stream.posted++;
   if (stream.posted > stream.receives) {
     most_waiting_ = std::max(most_waiting_, stream.posted - stream.receives);
   }
-  return number;
+  if (completion == Completion::kSent) return std::make_unique<Sent>();
+  return std::make_unique<Matched>(*this, stream, number);
 }
 
-void ThreadWorld::post_receive(int from, int to, Tag tag) {
+RequestPtr ThreadWorld::receive(int from, int to, Tag tag, void* data, size_t capacity_bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  ++boxes_[{from, to, tag}].receives;
-}
-
-bool ThreadWorld::is_matched(int from, int to, Tag tag, uint64_t number) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return boxes_[{from, to, tag}].receives > number;
+  Stream& stream = streams_[{from, to, tag}];
+  ++stream.receives;
+  return std::make_unique<Received>(*this, stream, from, data, capacity_bytes);
 }
 
 uint64_t ThreadWorld::most_waiting() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return most_waiting_;
-}
-
-bool ThreadWorld::take(int from, int to, Tag tag, void* data, size_t capacity_bytes) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto box = boxes_.find({from, to, tag});
-  if (box == boxes_.end() || box->second.messages.empty()) return false;
-  std::deque<std::vector<char>>& messages = box->second.messages;
-  const std::vector<char>& message = messages.front();
-  if (message.size() > capacity_bytes) {
-    throw internal_error("message of " + std::to_string(message.size()) + " bytes from rank " +
-                         std::to_string(from) + " for a buffer of " +
-                         std::to_string(capacity_bytes));
-  }
-  if (!message.empty()) std::memcpy(data, message.data(), message.size());
-  messages.pop_front();
-  return true;
 }
 
 void* ThreadWorld::region(int rank) {
@@ -99,18 +95,6 @@ void* ThreadWorld::region(int rank) {
 
 ThreadTransport::ThreadTransport(std::shared_ptr<ThreadWorld> world, int rank)
     : Transport(rank, world->size(), world->abort_flag()), world_(std::move(world)) {}
-
-RequestPtr ThreadTransport::irecv(int peer, Tag tag, void* data, size_t capacity_bytes) {
-  world_->post_receive(peer, rank(), tag);
-  return std::make_unique<Receive>(*world_, peer, rank(), tag, data, capacity_bytes);
-}
-
-RequestPtr ThreadTransport::isend_impl(int peer, Tag tag, const void* data, size_t size_bytes,
-                                       Completion completion) {
-  const uint64_t number = world_->post(rank(), peer, tag, data, size_bytes);
-  if (completion == Completion::kSent) return std::make_unique<Done>();
-  return std::make_unique<Matched>(*world_, rank(), peer, tag, number);
-}
 
 std::unique_ptr<SharedNode> make_thread_node(ThreadWorld& world, Transport& transport,
                                              int ranks_per_node) {

@@ -1,7 +1,6 @@
 // Ranks as threads of one process, so that an allreduce on 64 ranks is an ordinary unit test.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
@@ -21,20 +20,18 @@ class ThreadWorld {
   int size() const { return size_; }
   std::shared_ptr<AbortFlag> abort_flag() const { return abort_; }
 
-  // Returns the message's number in its stream.
-  uint64_t post(int from, int to, Tag tag, const void* data, size_t size_bytes);
-  // Notes that the receiver has posted one more receive.
-  void post_receive(int from, int to, Tag tag);
-  bool is_matched(int from, int to, Tag tag, uint64_t number);
-  // Returns false if no message waits.
-  bool take(int from, int to, Tag tag, void* data, size_t capacity_bytes);
+  // The data are copied, so a kSent request is complete at once.
+  RequestPtr send(int from, int to, Tag tag, const void* data, size_t size_bytes,
+                  Completion completion);
+  RequestPtr receive(int from, int to, Tag tag, void* data, size_t capacity_bytes);
   // The maximum number of messages of a stream that waited for a receive.
   uint64_t most_waiting();
   // Zeroed memory of this rank, accessible to the others; exists as long as the world.
   void* region(int rank);
 
  private:
-  using Box = std::tuple<int, int, Tag>;
+  class Matched;
+  class Received;
   struct Stream {
     std::deque<std::vector<char>> messages;
     uint64_t posted = 0;  // total, like the next
@@ -46,7 +43,7 @@ class ThreadWorld {
   const int size_;
   const std::shared_ptr<AbortFlag> abort_;
   std::mutex mutex_;
-  std::map<Box, Stream> boxes_;
+  std::map<std::tuple<int, int, Tag>, Stream> streams_;  // by sender, receiver and tag
   uint64_t most_waiting_ = 0;
   std::map<int, std::unique_ptr<Region>> regions_;
 };
@@ -54,12 +51,16 @@ class ThreadWorld {
 class ThreadTransport final : public Transport {
  public:
   ThreadTransport(std::shared_ptr<ThreadWorld> world, int rank);
-  RequestPtr irecv(int peer, Tag tag, void* data, size_t capacity_bytes) override;
+  RequestPtr irecv(int peer, Tag tag, void* data, size_t capacity_bytes) override {
+    return world_->receive(peer, rank(), tag, data, capacity_bytes);
+  }
   void progress() override {}  // the world stores what is sent
 
  protected:
   RequestPtr isend_impl(int peer, Tag tag, const void* data, size_t size_bytes,
-                        Completion completion) override;
+                        Completion completion) override {
+    return world_->send(rank(), peer, tag, data, size_bytes, completion);
+  }
 
  private:
   const std::shared_ptr<ThreadWorld> world_;

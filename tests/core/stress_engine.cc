@@ -307,15 +307,16 @@ class Player {
 void run_rank(const std::shared_ptr<ThreadWorld>& world, int rank, int ranks_per_node,
               const std::string& folder, const std::string& kernels) {
   EngineConfig config;
-  config.deadlock_s = 1e-6;  // however short: ranks that only wait for what is on its way go on
+  // However short: ranks that only wait for what is on its way go on.
+  config.agreement.deadlock_s = 1e-6;
   config.kept_steps = kKeptSteps;
   config.gpu_library = world->size() % 2 == 0 || rank % 3 < 2 ? kernels : "";
-  config.nccl_library = kernels;
-  config.fan_out = world->size() % 3;  // of 3 a star, of 4 a chain, of 5 something between
-  if (world->size() == 3) config.cache_capacity = 4;  // names are forgotten and learnt again
+  config.reducing.nccl_library = kernels;
+  config.agreement.fan_out = world->size() % 3;  // 3: a star, 4: a chain, 5: something between
+  if (world->size() == 3) config.agreement.cache_capacity = 4;  // names are learnt again
   auto transport = std::make_unique<ThreadTransport>(world, rank);
   auto node = ranks_per_node == 0 ? nullptr : make_thread_node(*world, *transport, ranks_per_node);
-  Engine engine(std::move(transport), world->abort_flag(), config, std::move(node));
+  Engine engine(std::move(transport), config, std::move(node));
   if (world->size() == 2) {
     engine.start_timeline(folder + "/timeline." + std::to_string(rank) + ".json", true,
                           Timeline::Clock::now());

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -444,6 +445,21 @@ def test_a_rank_that_has_joined_submits_nothing():
 
     me_free: list[bool] = []
     assert on_ranks(2, program) == [1, 1]
+
+
+def test_a_tensor_named_join_is_no_join():
+    def program(me):
+        if me.rank == 1:
+            assert both_started.wait(10)
+        try:
+            handles = [me.allreduce(name, np.ones(2)) for name in ("join", "other")]
+        finally:
+            both_started.set()
+        for handle in handles:
+            handle.wait()
+
+    both_started = threading.Event()
+    assert on_ranks(2, program) == [None, None]
 
 
 def test_joined_ranks_are_let_go_when_another_leaves():
