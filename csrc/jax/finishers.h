@@ -24,7 +24,7 @@ class Finishers {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
-  size_t idle_ = 0;  // threads without a task, minus the tasks that wait
+  size_t idle_ = 0;  // threads without a task
 };
 
 }  // namespace qsgd

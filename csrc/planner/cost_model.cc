@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <sstream>
 #include <string>
 
 #include "common/error.h"
@@ -68,10 +69,13 @@ CodecCost Machine::codec(const CodecSpec& spec) const {
 }
 
 void check(const Machine& m) {
-  const auto require = [](bool holds, const char* field, double value, const char* range) {
+  const auto require = [](bool holds, const std::string& field, const auto& value,
+                          const char* range) {
     if (holds) return;
-    throw usage_error(std::string("measured machine: ") + field + " is " + std::to_string(value) +
-                      ", expected " + range + "; measure it again");
+    std::ostringstream text;
+    text << "measured machine: " << field << " is " << value << ", expected " << range
+         << "; measure it again";
+    throw usage_error(text.str());
   };
   require(m.ranks >= 1, "ranks", m.ranks, "at least 1");
   require(m.ranks_per_node >= 1 && m.ranks % m.ranks_per_node == 0, "ranks_per_node",
@@ -91,11 +95,11 @@ void check(const Machine& m) {
   }
   for (const Observation& o : m.observed) {
     const std::string field = std::string("observed ") + name_of(o.algorithm);
-    require(std::isfinite(o.seconds) && o.seconds > 0, field.c_str(), o.seconds,
+    require(std::isfinite(o.seconds) && o.seconds > 0, field + " seconds", o.seconds,
             "a time of more than 0 s");
-    require(o.count > 0, field.c_str(), static_cast<double>(o.count), "at least one element");
-    require(is_compressed(o.algorithm) == o.spec.has_value(), field.c_str(), o.seconds,
-            "a code where it compresses, and none where it does not");
+    require(o.count > 0, field + " count", o.count, "at least one element");
+    require(is_compressed(o.algorithm) == o.spec.has_value(), field + " code",
+            o.spec.has_value() ? "given" : "none", "a code only where it compresses");
   }
 }
 

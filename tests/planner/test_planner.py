@@ -312,9 +312,9 @@ def test_an_explicit_algorithm_is_kept():
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"ranks": 2, "observed": [("ring", None, 9, 0.0)]}, "observed ring"),
-        ({"ranks": 2, "observed": [("ring", SPECS[4], 9, 1.0)]}, "observed ring"),
-        ({"ranks": 2, "observed": [("sra", None, 9, 1.0)]}, "observed sra"),
+        ({"ranks": 2, "observed": [("ring", None, 9, 0.0)]}, "observed ring seconds"),
+        ({"ranks": 2, "observed": [("ring", SPECS[4], 9, 1.0)]}, "observed ring code"),
+        ({"ranks": 2, "observed": [("sra", None, 9, 1.0)]}, "observed sra code"),
         ({"ranks": 0}, "ranks"),
         ({"ranks": 4, "ranks_per_node": 3}, "ranks_per_node"),
         ({"ranks": 2, "across": (-1.0, 0.0)}, "alpha_s"),
