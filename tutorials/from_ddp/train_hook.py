@@ -46,4 +46,5 @@ for epoch in range(5):
 
 if dist.get_rank() == 0:
     torch.save(model.module.state_dict(), "digits.pt")
+del model, optimizer, loss  # gloo may abort if they outlive the group
 dist.destroy_process_group()
