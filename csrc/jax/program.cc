@@ -76,8 +76,8 @@ Failure* new_failure(const Api& api, const std::string& text) {
   return api.new_failure(&made);
 }
 
-// The runtime rejects handlers of another major version, or, as JAX 0.5, of any version but 0.1; that
-// one asks without functions.
+// The runtime rejects handlers of another major version. JAX 0.5 rejects all versions but 0.1, and
+// asks without functions.
 bool tells_version(const CallFrame& frame) {
   Extension* const asked = frame.header.extensions;
   if (asked == nullptr || asked->type != kMetadata) return false;
