@@ -7,13 +7,26 @@ from enum import Enum
 
 from qsgd_hpc.launch.frameworks import FRAMEWORKS
 
-__all__ = ["DISTRIBUTED", "Framework", "api_name", "frameworks", "is_distributed"]
+__all__ = [
+    "DISTRIBUTED",
+    "Framework",
+    "api_name",
+    "compresses_ddp",
+    "frameworks",
+    "is_distributed",
+]
 
 # The longest first: a name belongs to the first module that is a prefix of it.
 DISTRIBUTED = tuple(
     f"{package}.{module}"
     for package in ("horovod", "qsgd_hpc")
     for module in ("tensorflow.keras", *(each.module for each in FRAMEWORKS))
+)
+
+# Modules for scripts that torch.distributed makes distributed.
+_OF_DDP = tuple(
+    f"qsgd_hpc.torch.{module}"
+    for module in ("accelerate", "ddp", "fsdp", "lightning", "transformers")
 )
 
 
@@ -29,7 +42,16 @@ class Framework(Enum):
 
 def is_distributed(module: str) -> bool:
     """Return whether importing this module makes a script distributed."""
-    return any(module == known or module.startswith(f"{known}.") for known in DISTRIBUTED)
+    return _is_in(module, DISTRIBUTED) and not compresses_ddp(module)
+
+
+def compresses_ddp(module: str) -> bool:
+    """Return whether this module compresses DDP or FSDP2, without Horovod's API."""
+    return _is_in(module, _OF_DDP)
+
+
+def _is_in(module: str, packages: Iterable[str]) -> bool:
+    return any(module == known or module.startswith(f"{known}.") for known in packages)
 
 
 def api_name(qualified: str) -> str:

@@ -20,7 +20,13 @@ from tokenize import detect_encoding
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
-from qsgd_hpc.eight_steps.frameworks import Framework, api_name, frameworks, is_distributed
+from qsgd_hpc.eight_steps.frameworks import (
+    Framework,
+    api_name,
+    compresses_ddp,
+    frameworks,
+    is_distributed,
+)
 from qsgd_hpc.eight_steps.lines import without_form_feeds
 from qsgd_hpc.eight_steps.names import (
     Binding,
@@ -340,6 +346,8 @@ def distributed_without_hvd(script: Script) -> str | None:
     for name in _DISTRIBUTED_CALLS:
         if name in called:
             return f"distributed by {name}()" + (start if name.startswith("torch.") else "")
+    if any(compresses_ddp(each.module) for each in script.imports):
+        return f"distributed by torch.distributed{start}"
     return None
 
 

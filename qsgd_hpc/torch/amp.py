@@ -1,21 +1,34 @@
-"""Make torch's loss scaler wait for a distributed optimizer's gradients before it reads them.
+"""Make torch's loss scaler wait for gradients before it reads them, and report skipped steps.
 
 ``torch.amp.GradScaler`` has no hooks, and ``unscale_`` changes gradients in place: while gradients
 are being reduced, it would divide some before the sum and some after it, and detect an overflow on
-one rank only. Therefore its two methods that take an optimizer are wrapped, once per process.
+one rank only. Error feedback must know which optimizer has skipped a step. Therefore the two
+methods that take an optimizer are wrapped, once per process.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["make_loss_scalers_wait"]
+__all__ = ["make_loss_scalers_wait", "report_skipped_steps"]
 
 _MARK = "_qsgd_hpc_waits"
+_observers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def report_skipped_steps(observer: Any) -> None:
+    """Call ``observer.forget_skipped(parameters)`` after each step that ``observer.scaler`` skips.
+
+    Args:
+        observer: is referred to weakly; its scaler may change.
+    """
+    make_loss_scalers_wait()
+    _observers.add(observer)
 
 
 def make_loss_scalers_wait() -> None:
@@ -32,6 +45,14 @@ def _has_overflown(scaler: Any, optimizer: Any) -> bool:
     return any(found.item() for found in state.get("found_inf_per_device", {}).values())
 
 
+def _report(scaler: Any, optimizer: Any) -> None:
+    concerned = [each for each in _observers if each.scaler is scaler]
+    if concerned and _has_overflown(scaler, optimizer):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for each in concerned:
+            each.forget_skipped(parameters)
+
+
 def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def wait_first(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,6 +63,8 @@ def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
         forget = getattr(optimizer, "forget_skipped", None)
         if forget is not None and method.__name__ == "step":
             forget(lambda: _has_overflown(scaler, optimizer))
+        if method.__name__ == "step":
+            _report(scaler, optimizer)
         return result
 
     setattr(wait_first, _MARK, True)

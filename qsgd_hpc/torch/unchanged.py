@@ -32,7 +32,7 @@ def compress_unasked(model: torch.nn.parallel.DistributedDataParallel) -> None:
     then, a model on one rank, a compiled model, whose hook torch would trace, and a static graph;
     bits "auto" and 32.
     """
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled():
         return
     if getattr(model, _DECIDED, False):
         return

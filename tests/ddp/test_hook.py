@@ -163,6 +163,32 @@ def test_skipped_steps_leave_nothing_to_the_steps_that_follow(ranks: Ranks) -> N
     assert ranks.run(skipped_steps, size=2) == [(2.0**9, True)] * 2
 
 
+def skipped_step_of_one_optimizer(group: dist.ProcessGroup) -> list[bool]:
+    gradient = torch.randn(8, 64, generator=torch.Generator().manual_seed(3)).to(here())
+    model = DistributedDataParallel(Overflowing().to(here()), process_group=group)
+    scaler = torch.amp.GradScaler(here().type, init_scale=2.0**10)
+    state = compress(model, 2, min_elements=0, scaler=scaler)
+    optimizers = [torch.optim.SGD([each], 1.0) for each in model.module.parameters()]
+    for _ in range(2):
+        model.zero_grad()
+        scaler.scale(model(gradient)).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+    expected = {"finite": 2 * gradient, "overflowing": torch.full((8, 64), 100.0)}
+    complete = [scaler.get_scale() == 2.0**9]
+    for name, parameter in model.module.named_parameters():
+        owed = state.global_state_dict()["parameters"][name]["owed"].reshape(8, 64)
+        total = owed / scaler.get_scale() - parameter.detach().cpu()
+        complete.append(torch.allclose(total, expected[name].cpu(), atol=1e-3))
+    return complete
+
+
+def test_a_skipped_step_leaves_the_residuals_of_other_optimizers(ranks: Ranks) -> None:
+    """The total of steps and residuals is that of the gradients: none of them is lost."""
+    assert ranks.run(skipped_step_of_one_optimizer, size=2) == [[True] * 3] * 2
+
+
 def residuals_of(group: dist.ProcessGroup, default: str) -> tuple[set[torch.dtype], float, float]:
     torch.set_default_dtype(getattr(torch, default))
     try:

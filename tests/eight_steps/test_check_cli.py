@@ -74,6 +74,11 @@ def test_a_serial_script_is_sent_to_convert(folder, capsys):
     [
         ("import torch.distributed as d\nd.init_process_group('gloo')\n", "torch.distributed."),
         ("from accelerate import Accelerator\n", "accelerate"),
+        (
+            "from accelerate import Accelerator\nfrom qsgd_hpc.torch.accelerate import compress\n",
+            "accelerate",
+        ),
+        ("from wrapping import model\nfrom qsgd_hpc.torch.ddp import compress\n", "torch."),
         ("import deepspeed\n", "DeepSpeed"),
         ("from transformers import Trainer\nTrainer(m).train()\n", "transformers.Trainer()"),
     ],

@@ -381,6 +381,38 @@ def test_bits_compress_whatever_order_a_script_wraps_its_models_in(run_ranks, tm
     assert "the script has registered a hook of its own" in done.stderr
 
 
+COMPILED = """
+import sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+models = [torch.nn.Linear(64, 64) for _ in range(2)]
+compiled = DDP(models[0])
+if sys.argv[1] == "asked":
+    from qsgd_hpc.torch.ddp import compress
+    compress(compiled, bits=4)
+compiled = torch.compile(compiled, backend="eager")
+passes = [compiled] if sys.argv[1] == "alone" else [compiled, DDP(models[1])]
+for model in passes:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        model(torch.randn(4, 64)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("kind", "told"), [("alone", 1), ("beside another", 1), ("asked", 0)])
+def test_a_compiled_model_that_is_not_compressed_is_told_once(run_ranks, tmp_path, kind, told):
+    path = tmp_path / "train.py"
+    path.write_text(COMPILED)
+    done = run_ranks(2, "--bits", "4", str(path), kind)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("qsgd-hpc: --bits 4 ")]
+    assert len(lines) == told, done.stderr
+    assert all("does not compress a DDP model that is compiled" in line for line in lines)
+    coded = "qsgd-hpc: DDP sends gradients in 4 bits, with error feedback; the script has no hook"
+    assert (coded in done.stderr) == (kind != "alone")
+
+
 # How a script may call a model of FSDP2 other than by model(x).
 SHARDED_ENTRIES = """
 import torch, torch.distributed as dist

@@ -75,8 +75,10 @@ def _require_package(what: str) -> None:
 def _wrap_ddp(module: Any) -> None:
     """Make every DDP model compress its gradients, or time its steps."""
     import functools
+    import weakref
 
     ddp = module.DistributedDataParallel
+    undecided = module.qsgd_undecided = weakref.WeakSet()
     # Import in the functions, because torch is not yet fully imported when this class's module is.
     if _BITS:
         # A forward_pre_hook would not run if forward() is called directly, or in replicate().
@@ -84,9 +86,13 @@ def _wrap_ddp(module: Any) -> None:
 
         @functools.wraps(begin)
         def beginning(self: Any, *args: Any, **kwargs: Any) -> Any:
-            from qsgd_hpc.torch.unchanged import compress_unasked
+            import torch
 
-            compress_unasked(self)
+            # torch would trace a hook, and _report_uncompressed takes a loaded core for its use.
+            if not torch.compiler.is_compiling():
+                from qsgd_hpc.torch.unchanged import compress_unasked
+
+                compress_unasked(self)
             return begin(self, *args, **kwargs)
 
         @functools.wraps(join_hook)
@@ -104,6 +110,8 @@ def _wrap_ddp(module: Any) -> None:
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         _require_package(f"--bits {os.environ['QSGD_BITS']}" if _BITS else _STUDY)
         construct(self, *args, **kwargs)
+        if _BITS:
+            undecided.add(self)
         if _RECORDS:
             from qsgd_hpc.torch.ddp.measured import watch
 
@@ -158,7 +166,8 @@ def _hook_steps(module: Any) -> None:
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is None:
         return
-    checked = not _MANY or os.environ.get("RANK") != "0"
+    reports = _MANY and os.environ.get("RANK") == "0"
+    checked = not reports
 
     def stepped(optimizer: Any, *_: Any) -> None:
         nonlocal checked
@@ -166,11 +175,13 @@ def _hook_steps(module: Any) -> None:
 
         if torch.compiler.is_compiling():
             return
+        told = _BITS and reports and _report_compiled()
         if not checked and _has_gradients(optimizer):  # scripts may step once without any
             checked = True  # the hook is not removed, because torch may be iterating over hooks
             if not any(name in sys.modules for name in _OTHER_TRANSPORTS):
                 _report_unless_joined(_joined(torch.distributed))
-                _report_uncompressed(optimizer)
+                if not told:
+                    _report_uncompressed(optimizer)
         if _RECORDS:
             from qsgd_hpc.torch.ddp.measured import stepped
 
@@ -217,6 +228,26 @@ def _has_gradients(optimizer: Any) -> bool:
     return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
+def _report_compiled() -> bool:
+    """Report models that have gradients, but made no pass in which the hook could be registered."""
+    module: Any = sys.modules.get("torch.nn.parallel.distributed")
+    told = False
+    for model in list(getattr(module, "qsgd_undecided", ())):
+        if getattr(model, "_qsgd_decided", False) or getattr(model, "_comm_hooks", ()):
+            module.qsgd_undecided.discard(model)
+        elif any(p.grad is not None for p in model.parameters()):
+            module.qsgd_undecided.discard(model)
+            told = told or model.process_group.size() > 1
+    if told:
+        sys.stderr.write(
+            f"qsgd-hpc: --bits {os.environ['QSGD_BITS']} does not compress a DDP model that is "
+            "compiled, or whose module is called directly: call compress(model, bits) before its "
+            "first pass, or compile it before DDP wraps it\n"
+        )
+        sys.stderr.flush()
+    return told
+
+
 def _report_uncompressed(optimizer: Any) -> None:
     """Report that --bits has done nothing: the core, which codes every gradient, is not loaded."""
     bits = os.environ.get("QSGD_BITS", "")
@@ -232,7 +263,7 @@ def _report_uncompressed(optimizer: Any) -> None:
     else:
         reason = (
             "it compresses what DistributedDataParallel averages, not all_reduce() or "
-            "FullyShardedDataParallel; a compiled DDP model needs compress(model, bits)"
+            "FullyShardedDataParallel"
         )
     sys.stderr.write(
         f"qsgd-hpc: --bits {bits} compressed nothing up to the first optimizer step: {reason}\n"

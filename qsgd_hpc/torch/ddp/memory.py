@@ -118,6 +118,13 @@ class Memory:
             slot.owner_residual += _kept(slot, slot.owed, count, device)[begin:end]
             slot.owed = None
 
+    def forget(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Set the residuals of parameters to zero; those of other models are ignored."""
+        for parameter in parameters:
+            if (slot := self._slots.get(parameter)) is not None:
+                for residual in slot.residuals().values():
+                    residual.zero_()
+
     def rescale(self, factor: float) -> None:
         """Multiply all residuals after a change of the gradients' scale."""
         for slot in self._slots.values():

@@ -16,6 +16,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS, Rule
 from qsgd_hpc.torch._groups import host_group, say, why_unsupported
 from qsgd_hpc.torch._kernels import serves, why_on_host
+from qsgd_hpc.torch.amp import report_skipped_steps
 from qsgd_hpc.torch.ddp.device import DevicePlan, Queue, make_device_plan
 from qsgd_hpc.torch.ddp.memory import Memory
 from qsgd_hpc.torch.ddp.pipeline import Job, Pipeline, future_for, staged
@@ -68,10 +69,10 @@ class QSGDState:
         self.start_step = start_step
         self.scaler = scaler
         self._scale = 1.0
-        self._has_scaled = False  # whether gradients of this scale have been reduced
         self._memory = Memory(named_parameters)
         self._threads = env.get("QSGD_THREADS") if threads is None else threads
         self._forget_group()
+        report_skipped_steps(self)
 
     def name_parameters(self, named_parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Name the parameters, which an unpickled state needs if they had names before.
@@ -204,11 +205,12 @@ class QSGDState:
     def _follow_scale(self) -> None:
         scale = 1.0 if self.scaler is None else self.scaler.get_scale()
         if scale != self._scale:
-            # A scaler lowers its scale when it skips a step, whose residuals belong to no step.
-            skipped = self._has_scaled and scale < self._scale
-            self._memory.rescale(0.0 if skipped else scale / self._scale)
+            self._memory.rescale(scale / self._scale)
             self._scale = scale
-        self._has_scaled = True
+
+    def forget_skipped(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Drop the residuals of parameters whose optimizer the scaler has made skip a step."""
+        self._memory.forget(parameters)
 
     @property
     def bits(self) -> int | None:
@@ -262,7 +264,6 @@ class QSGDState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a saved state of this rank, or a global one; call it between two steps."""
         self._scale = state["scale"]
-        self._has_scaled = False
         self._memory.load_state_dict(state["parameters"])
         self._plans.clear()
         self._device_plans.clear()
@@ -277,6 +278,7 @@ class QSGDState:
         state, named = saved.pop("state"), saved.pop("named", False)
         self.__dict__.update(saved, process_group=None, scaler=None, _memory=Memory(None, named))
         self._forget_group()
+        report_skipped_steps(self)
         self.load_state_dict(state)
 
 
