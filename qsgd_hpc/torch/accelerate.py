@@ -5,12 +5,13 @@
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     compress(accelerator, model, bits=4)
 
-It works with DDP and FSDP2, gradient accumulation and mixed precision. ``save_state`` and
-``load_state`` include the residuals of error feedback. See docs/ecosystem.md.
+It works with DDP and FSDP2, gradient accumulation and mixed precision. ``save_state`` adds a file
+with the residuals of error feedback, which ``load_state`` loads. See docs/ecosystem.md.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from qsgd_hpc.torch.attached import Attached
@@ -25,6 +26,7 @@ def compress(
 
     Args:
         accelerator: its ``save_state`` and ``load_state`` then include the compression's state.
+            Checkpoints without it can be loaded, too.
         model: the model that ``prepare`` has returned.
         bits: bits per gradient element, including the sign: 1 to 8 with DDP, 2 to 8 with FSDP2.
         weight_bits: bits per weight with FSDP2; None: uncompressed.
@@ -35,5 +37,11 @@ def compress(
     """
     attached = Attached(bits, weight_bits, **settings)
     attached.attach(model, accelerator.scaler)
-    accelerator.register_for_checkpointing(attached)
+
+    def save(_models: Any, _weights: Any, folder: str) -> None:
+        attached.save(Path(folder), writes=accelerator.is_main_process)
+
+    # register_for_checkpointing() would make checkpoints with and without this state incompatible.
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(lambda _models, folder: attached.load(Path(folder)))
     return attached

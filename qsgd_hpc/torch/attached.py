@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attached"]
 
+FILE = "qsgd_hpc.pt"
 # Attributes by which libraries and torch.compile hold the model that they have wrapped.
 _INNER = ("_forward_module", "_orig_mod")
 
@@ -107,6 +110,28 @@ class Attached:
         self._loaded = state
         if self._state is not None:
             self._load(state)
+
+    def save(self, folder: Path, *, writes: bool) -> None:
+        """Add a file with :meth:`state_dict` to the folder of a checkpoint; collective.
+
+        Args:
+            folder: the same on every rank.
+            writes: whether this rank writes the file.
+        """
+        state = self.state_dict()
+        if state and writes:
+            torch.save(state, folder / FILE)
+
+    def load(self, *folders: Path) -> None:
+        """Load the file from the first of these folders that has one.
+
+        Checkpoints of trainings without this compression have none, which rank 0 reports.
+        """
+        found = next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)
+        if found is not None:
+            self.load_state_dict(torch.load(found, weights_only=True))
+        elif dist.is_initialized() and dist.get_world_size() > 1:
+            say(f"no {FILE} in {' or '.join(map(str, folders))}: error feedback starts from zero")
 
     def _load(self, state: Mapping[str, Any]) -> None:
         if not state or self._state is None:

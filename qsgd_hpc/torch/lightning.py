@@ -14,6 +14,7 @@ precision. See docs/ecosystem.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 try:
@@ -21,6 +22,7 @@ try:
 except ImportError:  # the same library under its older name
     from pytorch_lightning import Callback  # type: ignore[assignment]
 
+from qsgd_hpc.torch._groups import say
 from qsgd_hpc.torch.attached import Attached
 
 __all__ = ["QSGDCallback", "compress"]
@@ -41,6 +43,13 @@ class QSGDCallback(Callback):  # type: ignore[misc]
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to compress: the strategy has wrapped the model, and no step has run yet."""
         self._attached.attach(trainer.model, getattr(trainer.precision_plugin, "scaler", None))
+
+    def on_load_checkpoint(
+        self, trainer: Any, pl_module: Any, checkpoint: Mapping[str, Any]
+    ) -> None:
+        """Report a checkpoint of a training without this callback."""
+        if self.state_key not in checkpoint.get("callbacks", {}) and trainer.world_size > 1:
+            say("the checkpoint has no state of QSGDCallback: error feedback starts from zero")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the callback's part of a checkpoint; Lightning calls this on every rank."""

@@ -16,17 +16,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from qsgd_hpc.torch._groups import say
 from qsgd_hpc.torch.attached import Attached
 
 __all__ = ["QSGDCallback"]
-
-FILE = "qsgd_hpc.pt"
 
 
 class QSGDCallback(TrainerCallback):
@@ -49,24 +44,15 @@ class QSGDCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to compress; a resumed training loads the state of its checkpoint."""
         if state.global_step > 0:
-            self._resume(args, state.global_step)
+            named = args.resume_from_checkpoint
+            chosen = [Path(named)] if isinstance(named, str) else []
+            self._attached.load(*chosen, _checkpoint(args, state.global_step))
         self._attached.attach(self._trainer.model_wrapped, self._trainer.accelerator.scaler)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Add this callback's file to the checkpoint that the Trainer has written."""
-        residuals = self._attached.state_dict()  # collective
         folder = _checkpoint(args, state.global_step)
-        if residuals and state.is_world_process_zero and folder.is_dir():
-            torch.save(residuals, folder / FILE)
-
-    def _resume(self, args: Any, step: int) -> None:
-        named = args.resume_from_checkpoint
-        folders = [*([Path(named)] if isinstance(named, str) else []), _checkpoint(args, step)]
-        found = next((f / FILE for f in folders if (f / FILE).is_file()), None)
-        if found is not None:
-            self._attached.load_state_dict(torch.load(found, weights_only=True))
-        elif dist.is_initialized() and dist.get_world_size() > 1:
-            say(f"no {FILE} in {' or '.join(map(str, folders))}: error feedback starts from zero")
+        self._attached.save(folder, writes=state.is_world_process_zero and folder.is_dir())
 
 
 def _checkpoint(args: Any, step: int) -> Path:

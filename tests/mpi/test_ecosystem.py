@@ -105,6 +105,21 @@ def test_a_checkpoint_carries_what_is_held_back_to_other_ranks(
 
 
 @pytest.mark.one_mpi
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["lightning", "accelerate", "trainer"])
+def test_checkpoints_with_and_without_the_line_are_interchangeable(
+    run_ranks, tmp_path: Path, kind: str
+) -> None:
+    for number, (bits, then) in enumerate([("32", "4"), ("4", "32")]):
+        first, second = (str(tmp_path / f"{name}{number}") for name in ("first", "second"))
+        assert run_ranks(2, SCRIPT, kind, bits, "4", first).returncode == 0
+        saved = f"{first}/checkpoint-4" if kind == "trainer" else first
+        done = run_ranks(2, SCRIPT, kind, then, "6", second, saved)
+        lines(done, 2)
+        assert done.stderr.count("error feedback starts from zero") == (then == "4")
+
+
+@pytest.mark.one_mpi
 def test_accelerate_without_a_gpu_is_told_that_it_trains_alone(run_ranks, tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     text = Path(SCRIPT).read_text().replace("cpu=True, ", "")
