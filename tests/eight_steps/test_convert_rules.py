@@ -50,6 +50,12 @@ def test_a_sampler_has_the_length_of_a_ranks_part():
     assert "total = sum(hvd.allgather_object(total)) / hvd.size()" in made.after
 
 
+def test_a_sampler_of_the_script_too_has_the_length_of_a_ranks_part():
+    setup = "own = torch.utils.data.distributed.DistributedSampler(data, 1, 0)"
+    made = done(torch_script(setup, after="print(total / len(own))"))
+    assert "total = sum(hvd.allgather_object(total)) / hvd.size()" in made.after
+
+
 def test_a_tensor_of_another_type_is_no_number():
     text = torch_script(after="print(total / len(loader.dataset))")
     made = done(text.replace("loss.item()", "(y == 1).float().sum()"))
