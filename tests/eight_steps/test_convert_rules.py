@@ -299,6 +299,11 @@ def test_a_compiled_step_of_xla_is_pointed_out():
     assert any("XLA" in note.text for note in done(text).to_decide)
 
 
+def test_an_optimizer_by_its_short_name_in_tensorflow_has_its_rate_scaled():
+    made = done(TF2.replace("tf.keras.optimizers", "tf.optimizers"))
+    assert "optimizer = tf.optimizers.Adam(0.01 * hvd.size())" in made.after
+
+
 def test_a_schedule_of_keras_is_left_to_the_author():
     text = """
         import keras

@@ -23,7 +23,7 @@ OWN_FIT = re.compile(r"^sklearn\.|Scaler\(\)\.fit$|Encoder\(\)\.fit$|PCA\(\)\.fi
 SEED = re.compile(
     r"^(keras\.utils|tensorflow\.keras\.utils)\.set_random_seed$|^tensorflow\.random\.set_seed$"
 )
-OPTIMIZER = re.compile(r"^(keras|tensorflow\.keras)\.optimizers\.(legacy\.)?[A-Z]\w*$")
+OPTIMIZER = re.compile(r"^(keras|tensorflow(\.keras)?)\.optimizers\.(legacy\.)?[A-Z]\w*$")
 LOADS = re.compile(r"(^|\.)(load_model|load_weights)$")
 
 
