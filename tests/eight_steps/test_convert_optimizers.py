@@ -188,6 +188,26 @@ def test_an_optimizer_from_an_own_function_is_wrapped_there():
     assert not any("wrap this optimizer" in note.text for note in made.to_decide)
 
 
+def test_an_optimizer_from_a_method_of_a_model_is_wrapped_there():
+    made = done(
+        """
+        import torch
+
+        class Net(torch.nn.Module):
+            def configure_optimizers(self):
+                return torch.optim.Adam(self.parameters(), lr=0.1)
+
+        def train(model):
+            optimizer = model.configure_optimizers()
+            for x in data:
+                model(x).backward()
+                optimizer.step()
+        """
+    )
+    assert made.after.count("hvd.DistributedOptimizer(") == 1
+    assert not any("wrap this optimizer" in note.text for note in made.to_decide)
+
+
 OWN_COMPILE = """
 import keras
 
