@@ -27,6 +27,36 @@ def test_slices_of_a_split_order_take_their_share():
     assert not made.to_decide
 
 
+DRAWN = """
+import torch
+from torch.utils.data import DataLoader
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(data, batch_size=8{order})
+tests = DataLoader(test_data, batch_size=8)
+batches = iter(loader)
+for step in range(100):
+    x, y = next(batches)
+    loss_of(model(x), y).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("order", "text"),
+    [
+        ("", "\nloader = DataLoader(data, batch_size=8, sampler=train_sampler)"),
+        (", sampler=own", ""),
+    ],
+)
+def test_a_loader_of_an_iterator_is_for_training(order, text):
+    made = done(DRAWN.format(order=order))
+    above = made.after.partition("\nloader = ")[0]
+    assert text in made.after
+    assert ("train_sampler" in above, "TODO shard this loader" in above) == (not order, bool(order))
+    assert "Every rank tests" not in above and "Every rank tests" in made.after
+
+
 FIT_ONE = """
 import keras
 from elsewhere import batches, model

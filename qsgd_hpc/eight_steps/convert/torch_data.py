@@ -67,9 +67,22 @@ def find_loaders(script: Script, loops: Sequence[TrainLoop]) -> Loaders:
         made = sources(script, over) if over is not None else ()
         calls = tuple(call for call in every if any(call is m for m in made))
         fed.append((loop, calls))
+        drawn = tuple(c for c in every if any(c is m for m in _drawn(script, loop)))
         certain += calls if len(calls) == 1 else [c for c in calls if shuffles(c)]
+        certain += drawn if len(drawn) == 1 and not calls else [c for c in drawn if shuffles(c)]
     train = tuple(dict.fromkeys(certain)) or tuple(c for c in every if shuffles(c))
     return Loaders(train, tuple(fed), every)
+
+
+def _drawn(script: Script, loop: TrainLoop) -> list[cst.BaseExpression]:
+    """Return the sources of the iterators from which a loop takes its batches by `next`."""
+    found: list[cst.BaseExpression] = []
+    for call in script.calls_in(loop.loop.body):
+        if script.called(call) == "next" and call.args:
+            for made in sources(script, call.args[0].value):
+                if isinstance(made, cst.Call) and script.called(made) == "iter" and made.args:
+                    found += sources(script, made.args[0].value)
+    return found
 
 
 def shard_loaders(plan: Plan, loaders: Loaders) -> None:
@@ -81,7 +94,7 @@ def shard_loaders(plan: Plan, loaders: Loaders) -> None:
         else:
             _shard(plan, call)
     for call in loaders.all:
-        if call not in loaders.train:
+        if loaders.train and call not in loaders.train:
             text = "Every rank tests on all of this, so metrics need no averaging."
             plan.step(8, text, call, once=True)
 
