@@ -1,4 +1,4 @@
-"""Step 3 of the conversion, a rule at a time: arrays and data sets of tf.data."""
+"""Step 3 of the conversion, a rule at a time: loaders, arrays and data sets of tf.data."""
 
 from __future__ import annotations
 
@@ -25,6 +25,30 @@ def test_slices_of_a_split_order_take_their_share():
     assert "x, y = x[shard], y[shard]" in made.after
     assert "start_factor=1 / hvd.size(), total_iters=max(1, len(x) // 8)\n" in made.after
     assert not made.to_decide
+
+
+LOADER = """
+import torch
+from torch.utils.data import DataLoader
+from torchvision.datasets import MNIST
+
+model = make_model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = {loader}
+for epoch in range(2):
+    for x, y in loader:
+        loss_of(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+def test_one_rank_of_a_node_downloads_also_within_the_call_of_a_loader():
+    made = done(
+        LOADER.format(loader="DataLoader(MNIST('data', download=True), shuffle=True)")
+    ).after
+    before, _, behind = made.partition("MNIST('data', download=True)")
+    assert "if hvd.local_rank() != 0:\n    hvd.barrier()" in before
+    assert "if hvd.local_rank() == 0:\n    hvd.barrier()" in behind
 
 
 DRAWN = """

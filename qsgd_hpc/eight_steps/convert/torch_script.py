@@ -45,6 +45,7 @@ def convert_torch(plan: Plan) -> None:
             "for or while repeats"
         )
     made = optimizers(script)
+    download_once(plan, "hvd.barrier()")  # first: a sampler needs what its loader downloads
     loaders = torch_data.find_loaders(script, loops)
     torch_data.shard_loaders(plan, loaders)
     for loop in loops:
@@ -67,7 +68,6 @@ def convert_torch(plan: Plan) -> None:
     _average_before_clipping(plan)
     _any_gpu(plan)
     opening.numpy_seeds(plan)
-    download_once(plan, "hvd.barrier()")
     guard_outputs(plan, reaching(script, (*steps, *made)))
     _open(plan)
 
