@@ -42,6 +42,18 @@ for epoch in range(2):
 """
 
 
+def test_a_loader_that_shuffles_has_no_sampler_in_its_options():
+    made = done(LOADER.format(loader="DataLoader(data, batch_size=8, shuffle=True, **options)"))
+    assert "shuffle=train_sampler is None, **options, sampler=train_sampler)" in made.after
+    assert not made.to_decide
+
+
+@pytest.mark.parametrize("given", ["shuffle=False, **options", "*given, shuffle=True"])
+def test_options_that_may_have_a_sampler_are_left_to_the_author(given):
+    made = done(LOADER.format(loader=f"DataLoader(data, {given})"))
+    assert any("its arguments are not written here" in note.text for note in made.to_decide)
+
+
 def test_one_rank_of_a_node_downloads_also_within_the_call_of_a_loader():
     made = done(
         LOADER.format(loader="DataLoader(MNIST('data', download=True), shuffle=True)")

@@ -155,7 +155,7 @@ def test_a_loader_with_its_own_sampler_is_left_to_the_author():
 
 
 def test_a_loader_left_to_the_author_sets_the_epoch_only_if_it_can():
-    made = done(torch_script().replace("shuffle=True", "shuffle=True, **options"))
+    made = done(torch_script().replace("shuffle=True", "shuffle=mixed, **options"))
     assert any("shard this loader" in note.text for note in made.to_decide)
     assert 'if hasattr(getattr(loader, "sampler", None), "set_epoch"):' in made.after
 
