@@ -44,6 +44,21 @@ for epoch in range(3):
             "if hvd.rank() == 0:\n    print(loss)",
             [],
         ),
+        # A function may be given a shard, too, in another call.
+        (
+            "def loss_of(y):\n    return y.sum()\nown = loss_of(model(mine))\n"
+            "loss = loss_of(model(x))\nif hvd.rank() == 0:\n    print(loss)",
+            [],
+        ),
+        (
+            "def loss_of(y):\n    return y.sum()\nloss = loss_of(model(mine))\n"
+            "if hvd.rank() == 0:\n    print(loss)",
+            ["QH801"],
+        ),
+        (
+            "def say(loss):\n    if hvd.rank() == 0:\n        print(loss)\nsay(x)\nsay(mine)",
+            ["QH801"],
+        ),
         # Every rank says what it has.
         ("loss = model(mine).sum()\nprint(hvd.rank(), loss)", []),
         # A method may be given anything.

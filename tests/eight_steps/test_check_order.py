@@ -27,6 +27,26 @@ def rules(text: str) -> list[str]:
     return [each.rule.id for each in check(script(text))]
 
 
+@pytest.mark.parametrize(
+    ("parts", "expected"), [("1, rank=0", ["QH301"]), ("hvd.size(), rank=hvd.rank()", [])]
+)
+def test_a_sampler_with_one_part_shards_nothing(parts, expected):
+    text = f"""
+import torch
+
+hvd.init()
+sampler = torch.utils.data.DistributedSampler(data, num_replicas={parts}, shuffle=False)
+loader = torch.utils.data.DataLoader(data, batch_size=8, sampler=sampler)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size())
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+for x, y in loader:
+    model(x).sum().backward()
+    optimizer.step()
+"""
+    assert rules(text) == expected
+
+
 def test_one_function_may_train_on_shards_and_validate_on_all_data():
     text = """
 import torch

@@ -1,4 +1,4 @@
-"""Step 3 of the conversion, a rule at a time: arrays and data sets of tf.data."""
+"""Step 3 of the conversion, a rule at a time: loaders, arrays and data sets of tf.data."""
 
 from __future__ import annotations
 
@@ -25,6 +25,72 @@ def test_slices_of_a_split_order_take_their_share():
     assert "x, y = x[shard], y[shard]" in made.after
     assert "start_factor=1 / hvd.size(), total_iters=max(1, len(x) // 8)\n" in made.after
     assert not made.to_decide
+
+
+LOADER = """
+import torch
+from torch.utils.data import DataLoader
+from torchvision.datasets import MNIST
+
+model = make_model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = {loader}
+for epoch in range(2):
+    for x, y in loader:
+        loss_of(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+def test_a_loader_that_shuffles_has_no_sampler_in_its_options():
+    made = done(LOADER.format(loader="DataLoader(data, batch_size=8, shuffle=True, **options)"))
+    assert "shuffle=train_sampler is None, **options, sampler=train_sampler)" in made.after
+    assert not made.to_decide
+
+
+@pytest.mark.parametrize("given", ["shuffle=False, **options", "*given, shuffle=True"])
+def test_options_that_may_have_a_sampler_are_left_to_the_author(given):
+    made = done(LOADER.format(loader=f"DataLoader(data, {given})"))
+    assert any("its arguments are not written here" in note.text for note in made.to_decide)
+
+
+def test_one_rank_of_a_node_downloads_also_within_the_call_of_a_loader():
+    made = done(
+        LOADER.format(loader="DataLoader(MNIST('data', download=True), shuffle=True)")
+    ).after
+    before, _, behind = made.partition("MNIST('data', download=True)")
+    assert "if hvd.local_rank() != 0:\n    hvd.barrier()" in before
+    assert "if hvd.local_rank() == 0:\n    hvd.barrier()" in behind
+
+
+DRAWN = """
+import torch
+from torch.utils.data import DataLoader
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(data, batch_size=8{order})
+tests = DataLoader(test_data, batch_size=8)
+batches = iter(loader)
+for step in range(100):
+    x, y = next(batches)
+    loss_of(model(x), y).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("order", "text"),
+    [
+        ("", "\nloader = DataLoader(data, batch_size=8, sampler=train_sampler)"),
+        (", sampler=own", ""),
+    ],
+)
+def test_a_loader_of_an_iterator_is_for_training(order, text):
+    made = done(DRAWN.format(order=order))
+    above = made.after.partition("\nloader = ")[0]
+    assert text in made.after
+    assert ("train_sampler" in above, "TODO shard this loader" in above) == (not order, bool(order))
+    assert "Every rank tests" not in above and "Every rank tests" in made.after
 
 
 FIT_ONE = """

@@ -188,6 +188,53 @@ def test_an_optimizer_from_an_own_function_is_wrapped_there():
     assert not any("wrap this optimizer" in note.text for note in made.to_decide)
 
 
+def test_an_optimizer_from_a_method_of_a_model_is_wrapped_there():
+    made = done(
+        """
+        import torch
+
+        class Net(torch.nn.Module):
+            def configure_optimizers(self):
+                return torch.optim.Adam(self.parameters(), lr=0.1)
+
+        def train(model):
+            optimizer = model.configure_optimizers()
+            for x in data:
+                model(x).backward()
+                optimizer.step()
+        """
+    )
+    assert made.after.count("hvd.DistributedOptimizer(") == 1
+    assert not any("wrap this optimizer" in note.text for note in made.to_decide)
+
+
+OWN_COMPILE = """
+import keras
+
+class Distiller(keras.Model):
+    def compile(self, optimizer, metrics, alpha):
+        super().compile(optimizer=optimizer, metrics=metrics)
+        self.alpha = alpha
+
+model = Distiller()
+{compile_}
+model.fit(x, y, epochs=2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("compile_", "wrapped"),
+    [
+        ("model.compile(keras.optimizers.Adam(), ['accuracy'], 0.1)", "keras.optimizers.Adam("),
+        ("set_up(model)", "optimizer)"),
+    ],
+)
+def test_an_optimizer_that_an_own_compile_passes_on_is_wrapped_once(compile_, wrapped):
+    made = done(OWN_COMPILE.format(compile_=compile_)).after
+    assert f"hvd.DistributedOptimizer({wrapped}" in made
+    assert made.count("hvd.DistributedOptimizer(") == 1
+
+
 KERAS = """
 import keras
 first, second = make_models()

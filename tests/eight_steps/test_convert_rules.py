@@ -50,6 +50,12 @@ def test_a_sampler_has_the_length_of_a_ranks_part():
     assert "total = sum(hvd.allgather_object(total)) / hvd.size()" in made.after
 
 
+def test_a_sampler_of_the_script_too_has_the_length_of_a_ranks_part():
+    setup = "own = torch.utils.data.distributed.DistributedSampler(data, 1, 0)"
+    made = done(torch_script(setup, after="print(total / len(own))"))
+    assert "total = sum(hvd.allgather_object(total)) / hvd.size()" in made.after
+
+
 def test_a_tensor_of_another_type_is_no_number():
     text = torch_script(after="print(total / len(loader.dataset))")
     made = done(text.replace("loss.item()", "(y == 1).float().sum()"))
@@ -149,7 +155,7 @@ def test_a_loader_with_its_own_sampler_is_left_to_the_author():
 
 
 def test_a_loader_left_to_the_author_sets_the_epoch_only_if_it_can():
-    made = done(torch_script().replace("shuffle=True", "shuffle=True, **options"))
+    made = done(torch_script().replace("shuffle=True", "shuffle=mixed, **options"))
     assert any("shard this loader" in note.text for note in made.to_decide)
     assert 'if hasattr(getattr(loader, "sampler", None), "set_epoch"):' in made.after
 
@@ -291,6 +297,11 @@ def test_a_compiled_step_of_xla_is_pointed_out():
     )
     text += "\nfor batch in data:\n    step(*batch)\n"
     assert any("XLA" in note.text for note in done(text).to_decide)
+
+
+def test_an_optimizer_by_its_short_name_in_tensorflow_has_its_rate_scaled():
+    made = done(TF2.replace("tf.keras.optimizers", "tf.optimizers"))
+    assert "optimizer = tf.optimizers.Adam(0.01 * hvd.size())" in made.after
 
 
 def test_a_schedule_of_keras_is_left_to_the_author():

@@ -60,7 +60,13 @@ def is_sharded(facts: Facts, *nodes: cst.CSTNode) -> bool:
         return True
     if facts.helpers.names & {"rank", "size"}:
         return True  # a helper may have made the data
-    return any(facts.called[call] in SAMPLERS for call in found.calls)
+    return any(facts.called[call] in SAMPLERS and not has_one_part(call) for call in found.calls)
+
+
+def has_one_part(sampler: cst.Call) -> bool:
+    """Return whether a sampler has `num_replicas=1`, as in a script before it is distributed."""
+    parts = argument(sampler, "num_replicas", 1)
+    return isinstance(parts, cst.Integer) and parts.evaluated_value == 1
 
 
 def check_loaders(facts: Facts) -> Iterator[Finding]:

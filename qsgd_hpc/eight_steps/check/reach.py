@@ -168,6 +168,8 @@ def reach(script: Script, *starts: cst.CSTNode) -> Reach:
     bindings: set[Binding] = set()
     seen: set[cst.CSTNode] = set()
     changed: set[str] = set()
+    entered: set[cst.CSTNode] = set()  # functions whose call, with its arguments, is reached
+    around = {each for node in starts for each in script.functions(node)}
     waiting: list[cst.CSTNode] = list(starts)
     while waiting:
         for node in script.inside(waiting.pop()):
@@ -178,6 +180,7 @@ def reach(script: Script, *starts: cst.CSTNode) -> Reach:
                 calls.add(node)
                 if (own := script.definition(node)) is not None:
                     waiting.append(own)
+                    entered |= {own} - around
             if not is_reference(script, node):
                 continue
             call = script.parents.get(node)
@@ -191,7 +194,10 @@ def reach(script: Script, *starts: cst.CSTNode) -> Reach:
             for found in possible(script, node):
                 if found.how != "import":
                     bindings.add(found)
-                    waiting.extend(sources(script, found))
+                    if found.how == "parameter" and script.scope(found.at) in entered:
+                        waiting.extend([found.value] if found.value is not None else [])
+                    else:
+                        waiting.extend(sources(script, found))
             name = dotted(node)
             if name not in changed:
                 changed.add(name)

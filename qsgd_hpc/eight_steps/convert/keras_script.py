@@ -23,7 +23,7 @@ OWN_FIT = re.compile(r"^sklearn\.|Scaler\(\)\.fit$|Encoder\(\)\.fit$|PCA\(\)\.fi
 SEED = re.compile(
     r"^(keras\.utils|tensorflow\.keras\.utils)\.set_random_seed$|^tensorflow\.random\.set_seed$"
 )
-OPTIMIZER = re.compile(r"^(keras|tensorflow\.keras)\.optimizers\.(legacy\.)?[A-Z]\w*$")
+OPTIMIZER = re.compile(r"^(keras|tensorflow(\.keras)?)\.optimizers\.(legacy\.)?[A-Z]\w*$")
 LOADS = re.compile(r"(^|\.)(load_model|load_weights)$")
 
 
@@ -31,7 +31,8 @@ def convert_keras(plan: Plan) -> None:
     """Add the eight steps to a script that calls fit."""
     script = plan.script
     calls = [c for c in script.calls if script.called(c).endswith(".compile")]
-    compiles = [c for c in calls if _is_model(c)]
+    models = [c for c in calls if _is_model(c)]
+    compiles = [c for c in models if not _passes_on(script, c)] or models
     fits = [c for c in script.calls if _fits_model(script, c, compiles)]
     if not fits or not compiles:
         raise UsageError(
@@ -100,6 +101,15 @@ def _fits_model(script: Script, call: cst.Call, compiles: Sequence[cst.Call]) ->
 
 def _is_model(call: cst.Call) -> bool:
     return bool(find(call, "optimizer", 0) or find(call, "loss", 1))
+
+
+def _passes_on(script: Script, call: cst.Call) -> bool:
+    """Return whether a class's own `compile` passes the optimizer that it is given to Keras's."""
+    given, function = argument(call, "optimizer", 0), script.function(call)
+    if given is None or function is None or function.name.value != "compile":
+        return False
+    bound = script.binding(given)
+    return bound is not None and bound.how == "parameter"
 
 
 def _may_be_model(script: Script, call: cst.Call) -> bool:

@@ -16,6 +16,7 @@ __all__ = ["average_metrics"]
 
 PLAIN = re.compile(r"\.(item|numpy|tolist|size)\(|(?<![\w.])(float|int|len)\(|\.shape\[")
 METER = re.compile(r"Meter|Metric|Average|Accuracy|(^|[._])Mean$")
+PARTS = re.compile(r"\.(DataLoader|DistributedSampler)$")  # have the length of a rank's part
 MADE = re.compile(r"(zeros|zeros_like|tensor|constant|Variable|array|as_tensor|full)$")
 
 
@@ -180,10 +181,9 @@ def counts(
         if isinstance(part, cst.Call) and script.called(part) == "len":
             what = part.args[0].value
             made = script.value(what)
-            loads = isinstance(made, cst.Call) and script.called(made).endswith(".DataLoader")
+            loads = isinstance(made, cst.Call) and bool(PARTS.search(script.called(made)))
             name = dotted(what)
             local = name in own | plan.arrays or loads or "batch" in name
-            # A DistributedSampler, too, has the length of a rank's part.
             return "batches" if local or name.endswith(".sampler") else "all"
         if isinstance(part, cst.Attribute) and part.attr.value in ("shape", "size"):
             return "batches" if dotted(part.value) in plan.arrays else "all"

@@ -67,9 +67,22 @@ def find_loaders(script: Script, loops: Sequence[TrainLoop]) -> Loaders:
         made = sources(script, over) if over is not None else ()
         calls = tuple(call for call in every if any(call is m for m in made))
         fed.append((loop, calls))
+        drawn = tuple(c for c in every if any(c is m for m in _drawn(script, loop)))
         certain += calls if len(calls) == 1 else [c for c in calls if shuffles(c)]
+        certain += drawn if len(drawn) == 1 and not calls else [c for c in drawn if shuffles(c)]
     train = tuple(dict.fromkeys(certain)) or tuple(c for c in every if shuffles(c))
     return Loaders(train, tuple(fed), every)
+
+
+def _drawn(script: Script, loop: TrainLoop) -> list[cst.BaseExpression]:
+    """Return the sources of the iterators from which a loop takes its batches by `next`."""
+    found: list[cst.BaseExpression] = []
+    for call in script.calls_in(loop.loop.body):
+        if script.called(call) == "next" and call.args:
+            for made in sources(script, call.args[0].value):
+                if isinstance(made, cst.Call) and script.called(made) == "iter" and made.args:
+                    found += sources(script, made.args[0].value)
+    return found
 
 
 def shard_loaders(plan: Plan, loaders: Loaders) -> None:
@@ -81,7 +94,7 @@ def shard_loaders(plan: Plan, loaders: Loaders) -> None:
         else:
             _shard(plan, call)
     for call in loaders.all:
-        if call not in loaders.train:
+        if loaders.train and call not in loaders.train:
             text = "Every rank tests on all of this, so metrics need no averaging."
             plan.step(8, text, call, once=True)
 
@@ -90,7 +103,7 @@ def _reason_against(script: Script, call: cst.Call) -> str:
     own = find(call, "sampler", 3)
     if find(call, "batch_sampler") or (own and dotted(script.value(own.value)) != "None"):
         return "it has a sampler of its own"
-    if any(arg.star for arg in call.args) and (not options_of(call) or find(call, "shuffle", 2)):
+    if any(a.star for a in call.args) and not (_always_shuffles(call) or _only_options(call)):
         return "its arguments are not written here"
     if any(isinstance(a, cst.CompFor | cst.Lambda) for a in script.ancestors(call)) or any(
         isinstance(a, cst.BaseComp) for a in script.ancestors(call)
@@ -99,6 +112,18 @@ def _reason_against(script: Script, call: cst.Call) -> str:
     if _stream_of(script, call) is not None:
         return "an iterable data set has to divide itself among the ranks"
     return "" if find(call, "dataset", 0) is not None else "its data set is not written here"
+
+
+def _always_shuffles(call: cst.Call) -> bool:
+    """Return whether a call has `shuffle=True`, with which its `**options` have no sampler."""
+    order = find(call, "shuffle", 2)
+    always = order is not None and dotted(order.value) == "True"
+    return always and all(arg.star != "*" for arg in call.args)
+
+
+def _only_options(call: cst.Call) -> bool:
+    """Return whether the order of a loader is in its `**options`, whose name is known."""
+    return bool(options_of(call)) and find(call, "shuffle", 2) is None
 
 
 def _stream_of(script: Script, call: cst.Call) -> cst.ClassDef | None:
@@ -128,9 +153,8 @@ def _shard(plan: Plan, call: cst.Call) -> None:
         data = f"{stem}_samples"
         plan.replace(given.value, data)
     sampler = f"{stem}_sampler"
-    options = options_of(call)
-    if options:
-        _shard_with_options(plan, call, lines, data, sampler, options)
+    if _only_options(call):
+        _shard_with_options(plan, call, lines, data, sampler, options_of(call))
         return
     order = find(call, "shuffle", 2)
     shuffle = script.code(order.value) if order is not None else "False"

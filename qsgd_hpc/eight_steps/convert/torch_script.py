@@ -45,6 +45,7 @@ def convert_torch(plan: Plan) -> None:
             "for or while repeats"
         )
     made = optimizers(script)
+    download_once(plan, "hvd.barrier()")  # first: a sampler needs what its loader downloads
     loaders = torch_data.find_loaders(script, loops)
     torch_data.shard_loaders(plan, loaders)
     for loop in loops:
@@ -67,7 +68,6 @@ def convert_torch(plan: Plan) -> None:
     _average_before_clipping(plan)
     _any_gpu(plan)
     opening.numpy_seeds(plan)
-    download_once(plan, "hvd.barrier()")
     guard_outputs(plan, reaching(script, (*steps, *made)))
     _open(plan)
 
@@ -119,6 +119,7 @@ def _steps(script: Script) -> list[tuple[cst.Call, cst.BaseExpression]]:
 def _name_other_optimizers(plan: Plan) -> None:
     """Leave optimizers from outside of torch.optim to the author."""
     script = plan.script
+    wrapped = {f.name.value for made in optimizers(script) for f in script.functions(made)}
     for call in script.calls:
         stepped = receiver(call, "step")
         if stepped is None:
@@ -128,8 +129,10 @@ def _name_other_optimizers(plan: Plan) -> None:
             if not is_optimizer_name(node) or not isinstance(made, cst.Call):
                 continue
             own = script.definition(made)  # of a function: what it returns is wrapped there
-            if not OPTIMIZER.match(script.called(made)) and (
-                own is None or own.name.value == "__init__"
+            name = script.called(made)
+            method = name.rpartition(".")[2]  # of a model whose class is unknown
+            if not OPTIMIZER.match(name) and (
+                method not in wrapped if own is None else own.name.value == "__init__"
             ):
                 plan.todo(made, "wrap this optimizer, multiply its rate by hvd.size(), warm it up.")
 
