@@ -470,3 +470,47 @@ def test_a_metric_that_is_summed_is_not_missing():
     """)
     assert "for each_metric in (metric,):" in made.after
     assert not any("metric covers only" in note.text for note in made.to_decide)
+
+
+NOISY = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        return x * self.scale{drawn}
+
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+data = torch.utils.data.TensorDataset(torch.ones(64, 8))
+for (x,) in torch.utils.data.DataLoader(data, batch_size=8, shuffle=True):
+    optimizer.zero_grad()
+    net(x).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("drawn", "told"),
+    [("", 0), (" + torch.randn_like(x)", 1), (" + torch.nn.functional.dropout(torch.rand(8))", 0)],
+)
+def test_noise_that_all_ranks_draw_alike_is_pointed_out(drawn, told):
+    notes = [note.text for note in done(NOISY.format(drawn=drawn)).to_decide]
+    assert sum("all ranks draw the same numbers here" in note for note in notes) == told
+
+
+def test_a_step_by_hand_is_told_to_average_gradients():
+    text = NOISY.format(drawn="").replace("optimizer.step()", "net.scale.data -= net.scale.grad")
+    lines = [line for line in text.splitlines() if "optim" not in line]
+    notes = [note.text for note in done("\n".join(lines)).to_decide]
+    remedy = "average each gradient before it is used: hvd.allreduce_(p.grad)"
+    assert any(remedy in note for note in notes)
+    assert not any("wrap the optimizer" in note for note in notes)
+
+
+def test_a_seeded_generator_of_numpy_is_no_noise():
+    text = NOISY.format(drawn="") + "import numpy as np\norder = np.random.RandomState(0)\n"
+    assert "each rank draws other random numbers" not in done(text).after

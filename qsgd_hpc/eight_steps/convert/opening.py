@@ -16,6 +16,8 @@ NUMPY = re.compile(
     r"^numpy\.random\.(rand|randn|randint|random|normal|uniform|permutation|shuffle|choice"
     r"|standard_normal|random_sample)$"
 )
+# Layers and transformations of data, but not RandomState or RandomSampler.
+UNLIKE = re.compile(r"[Dd]ropout|Random(?!State|Sampler|Forest)[A-Z]\w+|Augment|bernoulli|Noise")
 PYTHON = re.compile(r"^random\.(shuffle|sample)$")
 FOLDS = re.compile(r"model_selection\.\w*(KFold|ShuffleSplit)$")
 GENERATORS = ("numpy.random.default_rng", "numpy.random.RandomState", "random.Random")
@@ -117,7 +119,7 @@ def _insert_imports(plan: Plan, lines: Sequence[str]) -> None:
 def unlike_ranks(script: Script) -> bool:
     """Return whether training draws random numbers that should differ between ranks."""
     names = (dotted(n) for n in script.nodes if isinstance(n, cst.Name | cst.Attribute))
-    return any(re.search(r"[Dd]ropout|Random[A-Z]\w+|Augment|bernoulli|Noise", n) for n in names)
+    return any(UNLIKE.search(name) for name in names)
 
 
 def numpy_seeds(plan: Plan) -> None:

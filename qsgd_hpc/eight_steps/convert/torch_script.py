@@ -59,7 +59,13 @@ def convert_torch(plan: Plan) -> None:
     _count_steps(plan, loaders)
     _wait_for_files(plan, loops)
     if not made:
-        plan.todo(loops[0].loop, "wrap the optimizer: hvd.DistributedOptimizer(optimizer).")
+        by_hand = any(isinstance(n, cst.Attribute) and n.attr.value == "grad" for n in script.nodes)
+        plan.todo(
+            loops[0].loop,
+            "average each gradient before it is used: hvd.allreduce_(p.grad)."
+            if by_hand
+            else "wrap the optimizer: hvd.DistributedOptimizer(optimizer).",
+        )
         plan.todo(loops[0].loop, "broadcast parameters and optimizer state before the first step.")
     _name_other_optimizers(plan)
     for loop, calls in loaders.fed:
@@ -68,8 +74,24 @@ def convert_torch(plan: Plan) -> None:
     _average_before_clipping(plan)
     _any_gpu(plan)
     opening.numpy_seeds(plan)
+    _point_out_noise(plan, loops)
     guard_outputs(plan, reaching(script, (*steps, *made)))
     _open(plan)
+
+
+def _point_out_noise(plan: Plan, loops: Sequence[TrainLoop]) -> None:
+    """Leave noise of the training to the author: a test may draw it, too, on which ranks agree."""
+    script = plan.script
+    if opening.unlike_ranks(script):
+        return  # each rank has a seed of its own
+    bodies = {each.loop for each in loops}
+    for call in script.calls:
+        function = script.function(call)
+        forward = function is not None and script.class_of(call) and function.name.value[:2] != "__"
+        if NOISE.match(script.called(call)) and (forward or bodies & {*script.ancestors(call)}):
+            text = "all ranks draw the same numbers here: seed each rank differently if only the "
+            plan.todo(call, f"{text}training draws them: torch.manual_seed(seed + hvd.rank()).")
+            return
 
 
 def _wait_for_files(plan: Plan, loops: Sequence[TrainLoop]) -> None:
@@ -101,6 +123,7 @@ def _open(plan: Plan) -> None:
     opening.open_script(plan, "qsgd_hpc.torch", more, pin)
 
 
+NOISE = re.compile(r"^torch\.(randn|rand|normal)(_like)?$")
 CLIPS = re.compile(r"^torch\.nn\.utils\.(clip_grad\.)?clip_grad_(norm|value)_?$")
 NORMS = re.compile(r"BatchNorm|torchvision\.models|resnet\d|track_running_stats")
 
