@@ -28,7 +28,7 @@ BITS_HELP = (
 )
 
 
-class Bits(click.ParamType[Any]):
+class Bits(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
     """A value of QSGD_BITS."""
 
     name = "bits"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import libcst as cst
 import pytest
 
-from qsgd_hpc.eight_steps.check import check
+from qsgd_hpc.eight_steps.check import check, helpers
 from qsgd_hpc.eight_steps.check.facts import trace
 from qsgd_hpc.eight_steps.check.ranks import differs, guarded
 from qsgd_hpc.eight_steps.check.reach import reach
@@ -370,3 +372,13 @@ def test_a_file_of_arrays_is_written_by_one_rank(opened, found):
 def test_arrays_and_plots_are_written_by_one_rank(written, found):
     text = "import joblib, numpy as np, matplotlib.pyplot as plt\nhvd.init()\n" + written
     assert ("QH701" in rules(text)) == found
+
+
+def test_optax_wraps_nothing_also_where_it_is_not_installed(monkeypatch):
+    clean = Path(__file__).parents[1] / "check" / "clean" / "jax_loop.py"
+    wrapped = "hvd.DistributedOptimizer(optax.adam(0.01 * hvd.size()))"
+    text = clean.read_text(encoding="utf-8")
+    assert wrapped in text
+    monkeypatch.setattr(helpers, "installed", lambda _: False)
+    bare = parse(text.replace(wrapped, "optax.adam(0.01 * hvd.size())"))
+    assert [each.rule.id for each in check(bare)] == ["QH501"]

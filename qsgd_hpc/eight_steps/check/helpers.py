@@ -19,6 +19,13 @@ from qsgd_hpc.launch.frameworks import FRAMEWORKS
 __all__ = ["Helpers", "api_names", "helpers"]
 
 INSTALLED = {"horovod", "qsgd_hpc", "torchvision", *(each.module for each in FRAMEWORKS)}
+# Packages that wrap no optimizer, also where a script is checked in an environment without them.
+COMMON = {
+    "PIL", "absl", "chex", "cv2", "einops", "flax", "h5py", "joblib", "matplotlib", "mlflow",
+    "netCDF4", "numpy", "optax", "orbax", "pandas", "scipy", "seaborn", "skimage", "sklearn",
+    "tensorboard", "tensorboardX", "tensorflow_datasets", "timm", "torchaudio", "torchmetrics",
+    "torchtext", "tqdm", "wandb", "xarray", "yaml", "zarr",
+}  # fmt: skip
 API = re.compile(r"horovod|qsgd_hpc|hvd")
 MOST = 200  # most modules to read; a script with more is part of a library
 
@@ -118,7 +125,7 @@ def helpers(script: Script) -> Helpers:
         known = top in INSTALLED or top in sys.stdlib_module_names
         file = None if known else beside(folder, module)
         if file is None:
-            if top and not known and not installed(top):
+            if top and not known and top not in COMMON and not installed(top):
                 unread.add(top)
             continue
         tops.add(top)

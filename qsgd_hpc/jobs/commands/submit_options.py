@@ -58,7 +58,7 @@ class Submit(TranslatingCommand):
     foreign = _FOREIGN
 
 
-class Walltime(click.ParamType[float]):
+class Walltime(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
     """Minutes, written as 30m, 90s, 2h, 1h30m or 1:00:00; a plain number has the unit `plain`."""
 
     name = "time"
