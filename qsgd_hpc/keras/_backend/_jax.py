@@ -50,7 +50,10 @@ class _Jax(Backend):
         passes = optimizer.gradient_accumulation_steps
         if not passes:
             return reduce(gradients)
-        due = (optimizer._iterations.value + 1) % passes == 0  # Keras's own condition
+        # Keras's own condition, on a counter of all passes; Keras 3.3 and 3.4 have no other.
+        counter = getattr(optimizer, "_iterations", None)
+        count = optimizer.iterations if counter is None else counter
+        due = (count.value + 1) % passes == 0
         if isinstance(due, jax.core.Tracer):
             reduced: list[Any] = jax.lax.cond(due, reduce, list, list(gradients))
             return reduced
