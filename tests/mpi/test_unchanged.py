@@ -7,9 +7,19 @@ from pathlib import Path
 
 import pytest
 
+# gloo may abort a process in which a model outlives its group.
+END = """
+import gc
+for name in {*globals()} - {"dist", "gc"}:
+    if not name.startswith("__"):
+        del globals()[name]
+gc.collect()
+dist.destroy_process_group()
+"""
 # Trains three times: as DDP does by itself, with a hook of torch's own, and as a static graph.
 # Begins with an optimizer in the backward pass, too, which torch runs only with an accelerator.
-THRICE = """
+THRICE = (
+    """
 import json, torch, torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.optim import _apply_optimizer_in_backward
@@ -41,8 +51,9 @@ for kind in ("plain", "hook", "static", "backward"):
     if dist.get_rank() == 0:
         print(json.dumps([kind, float(loss), weights]), flush=True)
     del net, model, optimizer, loss
-dist.destroy_process_group()
 """
+    + END
+)
 
 
 def test_bits_compress_a_script_that_says_nothing(run_ranks, tmp_path: Path) -> None:
@@ -72,7 +83,8 @@ def test_bits_compress_a_script_that_says_nothing(run_ranks, tmp_path: Path) -> 
 
 
 # Four ways to train the same model: no two of them enter DDP alike.
-ENTRIES = """
+ENTRIES = (
+    """
 import hashlib, torch, torch.distributed as dist
 from torch.distributed._composable.replicate import replicate
 from torch.nn.parallel import DistributedDataParallel
@@ -92,8 +104,9 @@ for kind in ("call", "forward", "compiled", "replicate"):
     if dist.get_rank() == 0:
         print(kind, hashlib.sha256(net.weight.grad.numpy().tobytes()).hexdigest(), flush=True)
     del net, model, run
-dist.destroy_process_group()
 """
+    + END
+)
 
 
 def test_bits_compress_however_a_script_enters_ddp(run_ranks, tmp_path: Path) -> None:
@@ -136,7 +149,8 @@ def test_bits_compress_in_ranks_that_the_script_starts(run_ranks, tmp_path: Path
 
 
 # Float16 gradients under a scale that grows every third step; with "line", as the docs have it.
-SCALED = """
+SCALED = (
+    """
 import hashlib, sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -156,9 +170,9 @@ for step in range(12):
     scaler.update()
 weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
 print(scaler.get_scale(), hashlib.sha256(weights).hexdigest(), flush=True)
-del model, optimizer
-dist.destroy_process_group()
 """
+    + END
+)
 
 
 def test_error_feedback_of_an_unchanged_script_follows_its_scale(run_ranks, tmp_path: Path) -> None:
@@ -175,7 +189,8 @@ def test_error_feedback_of_an_unchanged_script_follows_its_scale(run_ranks, tmp_
 
 
 # Rank 1 has no inputs at all.
-JOINED = """
+JOINED = (
+    """
 import hashlib, torch, torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -191,9 +206,9 @@ with Join([model]):
         optimizer.step()
 weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
 print(hashlib.sha256(weights).hexdigest(), flush=True)
-del model, optimizer
-dist.destroy_process_group()
 """
+    + END
+)
 
 
 def test_a_rank_without_inputs_joins_the_compressed_steps_of_the_others(
@@ -209,7 +224,8 @@ def test_a_rank_without_inputs_joins_the_compressed_steps_of_the_others(
 
 
 # Forty steps on matrices large enough to travel for a while.
-STEPS = """
+STEPS = (
+    """
 import sys, torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -227,8 +243,9 @@ for _ in range(40):
     optimizer.zero_grad()
     model(torch.ones(4, 512)).square().mean().backward()
     optimizer.step()
-dist.destroy_process_group()
 """
+    + END
+)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
@@ -273,7 +290,8 @@ def test_bits_import_nothing_into_other_scripts(run_ranks, tmp_path: Path) -> No
 
 
 # A GAN freezes the discriminator for its first pass; nanoGPT compiles, then wraps.
-WRAPPED = """
+WRAPPED = (
+    """
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -294,9 +312,12 @@ names = sorted(compiled._comm_hooks[0][1].global_state_dict()["parameters"])
 if dist.get_rank() == 0:
     print("hooks", hooks, names)
 """
+    + END
+)
 
 
-OWN = """
+OWN = (
+    """
 import os, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from qsgd_hpc.torch.ddp import compress
@@ -309,6 +330,8 @@ for bits in (4, None):
     if dist.get_rank() == 0:
         print(state.bits, state.sent_bytes < 5000)
 """
+    + END
+)
 
 
 @pytest.mark.parametrize("bits", [8, 32])
@@ -325,7 +348,8 @@ def test_a_hook_of_the_script_takes_the_bits_that_it_leaves_open(
     assert told == ([said] if bits < 32 else [])
 
 
-UNCODED = """
+UNCODED = (
+    """
 import sys, torch, torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
 from torch.distributed.fsdp import fully_shard
@@ -347,6 +371,8 @@ for _ in range(2):
             dist.all_reduce(p.grad)
     optimizer.step()
 """
+    + END
+)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +407,8 @@ def test_bits_compress_whatever_order_a_script_wraps_its_models_in(run_ranks, tm
     assert "the script has registered a hook of its own" in done.stderr
 
 
-COMPILED = """
+COMPILED = (
+    """
 import sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 dist.init_process_group("gloo")
@@ -398,6 +425,8 @@ for model in passes:
         model(torch.randn(4, 64)).sum().backward()
         optimizer.step()
 """
+    + END
+)
 
 
 @pytest.mark.parametrize(("kind", "told"), [("alone", 1), ("beside another", 1), ("asked", 0)])
@@ -414,7 +443,8 @@ def test_a_compiled_model_that_is_not_compressed_is_told_once(run_ranks, tmp_pat
 
 
 # How a script may call a model of FSDP2 other than by model(x).
-SHARDED_ENTRIES = """
+SHARDED_ENTRIES = (
+    """
 import torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from qsgd_hpc.torch.fsdp.quantize import is_quantized
@@ -441,8 +471,9 @@ for kind in ("call", "compiled", "in place", "method", "no root"):
     run(torch.randn(4, 64)).square().mean().backward()
     if dist.get_rank() == 0:
         print(kind, sum(map(is_quantized, net.modules())), flush=True)
-dist.destroy_process_group()
 """
+    + END
+)
 
 
 def test_weight_bits_compress_however_a_script_enters_fsdp(run_ranks, tmp_path: Path) -> None:
