@@ -350,6 +350,39 @@ def test_callbacks_that_write_are_rank_0s():
     assert "steps_per_epoch=50 // hvd.size()" in after
 
 
+CALLBACKS = """
+import keras
+
+{early}
+rate = 0.1
+model = make()
+model.compile(keras.optimizers.Adam(rate), "mse")
+{late}
+model.fit(x, y, epochs=1, callbacks=kept)
+{again}
+"""
+KEPT = 'kept = [keras.callbacks.CSVLogger("a.csv")]'
+WARM_UP = "LearningRateWarmupCallback(float(model.optimizer.learning_rate), warmup_epochs=1)"
+
+
+def test_callbacks_that_are_listed_before_the_model_has_a_rate_keep_their_list():
+    after = done(CALLBACKS.format(early=KEPT, late="pass", again="")).after
+    listed = 'kept = [*([keras.callbacks.CSVLogger("a.csv")] if hvd.rank() == 0 else [])]'
+    assert f"\n{listed}\n" in after and f"{WARM_UP}, *kept]" in after
+    within = done(CALLBACKS.format(early="pass", late=KEPT, again="")).after
+    assert f"    hvd.callbacks.{WARM_UP},\n" in within and "callbacks=kept," in within
+
+
+def test_each_fit_with_the_same_callbacks_warms_up_its_own_rate():
+    again = """
+model.compile(keras.optimizers.Adam(1e-5), "mse")
+model.fit(x, y, epochs=2, callbacks=kept)
+"""
+    after = done(CALLBACKS.format(early="pass", late=KEPT, again=again)).after
+    assert after.count(f"{WARM_UP}, *kept]") == after.count("MetricAverageCallback()") == 2
+    assert after.count("CSVLogger") == after.count("if hvd.rank() == 0 else [])") == 1
+
+
 def test_a_monitored_session_has_its_hook_and_its_folder_on_rank_0():
     text = """
         import tensorflow.compat.v1 as tf
