@@ -141,6 +141,21 @@ def test_an_import_further_down_does_not_draw_the_beginning_down_with_it():
     assert lines.index("import json") > lines.index("    print(model_of)")
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"', True),
+        ('os.environ.setdefault("CUDA_VISIBLE_DEVICES", args.gpu)', True),
+        ('os.environ["CUDA_VISIBLE_DEVICES"] = "-1"', False),
+        ('print(os.environ["CUDA_VISIBLE_DEVICES"])', False),
+        ('gpus = os.environ.get("CUDA_VISIBLE_DEVICES")', False),
+    ],
+)
+def test_a_choice_of_gpus_for_all_ranks_is_left_to_the_author(line, told):
+    made = done(f"import os\n{line}\n{torch_script()}")
+    assert any("choice of GPUs" in note.text for note in made.to_decide) == told
+
+
 def test_a_copy_to_the_current_gpu_is_no_choice_of_a_gpu():
     assert not done(torch_script("model.cuda(non_blocking=True)")).to_decide
     (note,) = done(torch_script("model.cuda(0)")).to_decide
