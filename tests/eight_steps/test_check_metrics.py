@@ -74,3 +74,22 @@ def test_a_metric_of_a_shard_is_not_the_whole(end, expected):
     found = [each.rule.id for each in check(parse(SCRIPT.format(end=end)))]
     assert [each for each in found if each == "QH801"] == expected
     assert not {"QH101", "QH301", "QH501", "QH601", "QH701", "QH901"} & set(found)
+
+
+WHILE = SCRIPT.replace("for epoch in range(3):", "loss = one\nwhile {test}:").replace(
+    "    model(mine).sum().backward()", "    loss = {loss}\n    loss.backward()"
+)
+
+
+@pytest.mark.parametrize(
+    ("test", "loss", "expected"),
+    [
+        ("loss.item() > 0.01", "model(mine).sum()", True),
+        ("float(hvd.allreduce(loss)) > 0.01", "model(mine).sum()", False),
+        ("loss.item() > 0.01", "model(x).sum()", False),
+        ("epoch < 3", "model(mine).sum()", False),
+    ],
+)
+def test_a_training_that_lasts_as_long_as_a_ranks_own_loss_is_large_is_found(test, loss, expected):
+    found = [each.rule.id for each in check(parse(WHILE.format(test=test, loss=loss, end="")))]
+    assert ("QH802" in found) == expected

@@ -54,6 +54,29 @@ def test_options_that_may_have_a_sampler_are_left_to_the_author(given):
     assert any("its arguments are not written here" in note.text for note in made.to_decide)
 
 
+ALIKE = "generator=None if hvd.size() == 1 else torch.Generator().manual_seed(0)"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("shuffle=True", f"held_out = DataLoader(test, shuffle=True, {ALIKE})"),
+        (
+            "sampler=torch.utils.data.SubsetRandomSampler(half)",
+            f"sampler=torch.utils.data.SubsetRandomSampler(half, {ALIKE}))",
+        ),
+        ("shuffle=True, generator=own", "DataLoader(test, shuffle=True, generator=own)\n"),
+        ("shuffle=False", "held_out = DataLoader(test, shuffle=False)\n"),
+    ],
+)
+def test_ranks_that_draw_other_noise_test_in_one_order(given, expected):
+    """Else the mean of batches, the last of which is short, differs and early stopping with it."""
+    text = LOADER.format(loader="DataLoader(data, shuffle=True)")
+    text = text.replace("\nfor epoch", f"\nheld_out = DataLoader(test, {given})\nfor epoch")
+    assert expected in done(text.replace("make_model()", "torch.nn.Dropout()")).after
+    assert ALIKE not in done(text).after
+
+
 def test_one_rank_of_a_node_downloads_also_within_the_call_of_a_loader():
     made = done(
         LOADER.format(loader="DataLoader(MNIST('data', download=True), shuffle=True)")

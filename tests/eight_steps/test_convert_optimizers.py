@@ -139,6 +139,32 @@ def test_gradients_that_add_up_are_reduced_once_for_a_step():
     assert any("number of backward passes per step" in note.text for note in made.to_decide)
 
 
+BUILT = """
+import torch
+
+def build(model, config):
+    return torch.optim.AdamW(model.parameters(), lr=config.rate)
+
+def train(model, data, config):
+    opt = build(model, config)
+    for step in range(config.steps):
+        for group in opt.param_groups:
+            group["lr"] = rate_of(step)
+        (model(next(data)).sum() / config.parts).backward()
+        if (step + 1) % config.parts == 0:
+            opt.step()
+            opt.zero_grad()
+"""
+
+
+def test_an_optimizer_that_a_function_returns_has_the_passes_and_the_rate_of_the_loop():
+    made = done(BUILT)
+    assert "named_parameters(), backward_passes_per_step=config.parts)" in made.after
+    told = [note.text for note in made.to_decide]
+    assert any("this sets the learning rate again" in text for text in told)
+    assert not any("raise the learning rate" in text for text in told)
+
+
 def test_gradients_of_jax_without_optax_are_averaged():
     text = """
         import jax

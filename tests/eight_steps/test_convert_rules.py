@@ -141,6 +141,21 @@ def test_an_import_further_down_does_not_draw_the_beginning_down_with_it():
     assert lines.index("import json") > lines.index("    print(model_of)")
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"', True),
+        ('os.environ.setdefault("CUDA_VISIBLE_DEVICES", args.gpu)', True),
+        ('os.environ["CUDA_VISIBLE_DEVICES"] = "-1"', False),
+        ('print(os.environ["CUDA_VISIBLE_DEVICES"])', False),
+        ('gpus = os.environ.get("CUDA_VISIBLE_DEVICES")', False),
+    ],
+)
+def test_a_choice_of_gpus_for_all_ranks_is_left_to_the_author(line, told):
+    made = done(f"import os\n{line}\n{torch_script()}")
+    assert any("choice of GPUs" in note.text for note in made.to_decide) == told
+
+
 def test_a_copy_to_the_current_gpu_is_no_choice_of_a_gpu():
     assert not done(torch_script("model.cuda(non_blocking=True)")).to_decide
     (note,) = done(torch_script("model.cuda(0)")).to_decide
@@ -348,6 +363,39 @@ def test_callbacks_that_write_are_rank_0s():
     after = done(text).after
     assert '*([keras.callbacks.TensorBoard("logs")] if hvd.rank() == 0 else [])' in after
     assert "steps_per_epoch=50 // hvd.size()" in after
+
+
+CALLBACKS = """
+import keras
+
+{early}
+rate = 0.1
+model = make()
+model.compile(keras.optimizers.Adam(rate), "mse")
+{late}
+model.fit(x, y, epochs=1, callbacks=kept)
+{again}
+"""
+KEPT = 'kept = [keras.callbacks.CSVLogger("a.csv")]'
+WARM_UP = "LearningRateWarmupCallback(float(model.optimizer.learning_rate), warmup_epochs=1)"
+
+
+def test_callbacks_that_are_listed_before_the_model_has_a_rate_keep_their_list():
+    after = done(CALLBACKS.format(early=KEPT, late="pass", again="")).after
+    listed = 'kept = [*([keras.callbacks.CSVLogger("a.csv")] if hvd.rank() == 0 else [])]'
+    assert f"\n{listed}\n" in after and f"{WARM_UP}, *kept]" in after
+    within = done(CALLBACKS.format(early="pass", late=KEPT, again="")).after
+    assert f"    hvd.callbacks.{WARM_UP},\n" in within and "callbacks=kept," in within
+
+
+def test_each_fit_with_the_same_callbacks_warms_up_its_own_rate():
+    again = """
+model.compile(keras.optimizers.Adam(1e-5), "mse")
+model.fit(x, y, epochs=2, callbacks=kept)
+"""
+    after = done(CALLBACKS.format(early="pass", late=KEPT, again=again)).after
+    assert after.count(f"{WARM_UP}, *kept]") == after.count("MetricAverageCallback()") == 2
+    assert after.count("CSVLogger") == after.count("if hvd.rank() == 0 else [])") == 1
 
 
 def test_a_monitored_session_has_its_hook_and_its_folder_on_rank_0():

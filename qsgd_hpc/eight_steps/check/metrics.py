@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 import libcst as cst
 
@@ -100,6 +100,10 @@ def check_stops(facts: Facts) -> Iterator[Finding]:
     # After the step of its round, `continue` skips none.
     last = {loop: site for site in script.nodes if site in sites for loop in script.loops(site)}
     for node in script.nodes:
+        if isinstance(node, cst.While) and node in training and _is_own(facts, node.test, averaged):
+            code = script.code(node.test)
+            reason = f"{code} differs between ranks, so some stop and the others wait for them"
+            yield facts.finding("QH802", node.test, reason)
         if not isinstance(node, cst.Break | cst.Continue | cst.Return):
             continue
         loops = script.loops(node)
@@ -116,11 +120,7 @@ def check_stops(facts: Facts) -> Iterator[Finding]:
         for branch in script.branches(node):
             if loop not in script.ancestors(branch.node):
                 break
-            found = facts.reach(branch.test)
-            metrics = {each for each in found.bindings if METRIC.search(each.name)}
-            known = found.api & set(AVERAGES) or averaged & metrics
-            timed = any(CLOCK.search(facts.called.get(call, "")) for call in found.calls)
-            if (timed or (metrics and found.api & SHARDS)) and not known:
+            if _is_own(facts, branch.test, averaged):
                 code = script.code(branch.test)
                 what = "skip a step" if isinstance(node, cst.Continue) else "stop"
                 reason = (
@@ -128,6 +128,15 @@ def check_stops(facts: Facts) -> Iterator[Finding]:
                 )
                 yield facts.finding("QH802", branch.test, reason)
                 break
+
+
+def _is_own(facts: Facts, test: cst.BaseExpression, averaged: Set[Binding | None]) -> bool:
+    """Return whether a condition may differ between ranks: by a metric of a shard, or a clock."""
+    found = facts.reach(test)
+    metrics = {each for each in found.bindings if METRIC.search(each.name)}
+    known = found.api & set(AVERAGES) or averaged & metrics
+    timed = any(CLOCK.search(facts.called.get(call, "")) for call in found.calls)
+    return bool((timed or (metrics and found.api & SHARDS)) and not known)
 
 
 def innermost(facts: Facts) -> set[cst.CSTNode]:

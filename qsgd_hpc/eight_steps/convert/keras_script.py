@@ -59,7 +59,7 @@ def convert_keras(plan: Plan) -> None:
         if rate == "?" and model is not None:
             rate = f"float({script.code(model)}.optimizer.learning_rate)"
         callback = f"hvd.callbacks.LearningRateWarmupCallback({rate}, warmup_epochs=1)"
-        _add_callbacks(plan, fit, callback if numbers else "")
+        _add_callbacks(plan, fit, callback if numbers else "", _keeps_list(script, fit, fits, rate))
     for call in script.calls:
         called = script.called(call)
         if called.endswith((".evaluate", ".predict")) and script.definition(call) is None:
@@ -222,13 +222,33 @@ def writes(script: Script, node: cst.BaseExpression) -> bool:
     return isinstance(made, cst.Call) and bool(WRITERS.search(script.called(made)))
 
 
-def _add_callbacks(plan: Plan, fit: cst.Call, warm_up: str) -> None:
+def _keeps_list(script: Script, fit: cst.Call, fits: Sequence[cst.Call], rate: str) -> bool:
+    """Return whether the list of a call's callbacks cannot have the warm-up.
+
+    It serves another fit, too, or is made before the model has the rate of this one.
+    """
+    given = argument(fit, "callbacks", 5)
+    known = sources(script, given)[0] if given is not None else None
+    if not isinstance(known, cst.List) or known is given:
+        return False
+    lists = [argument(each, "callbacks", 5) for each in fits if each is not fit]
+    shared = any(known in sources(script, each) for each in lists if each is not None)
+    start, scope = script.start(known), script.scope(known)
+    compiles = [c for c in script.calls if script.called(c).endswith(".compile")]
+    beside = [script.start(c) for c in compiles if script.scope(c) is scope]
+    models = script.bindings.get((scope, dotted(receiver(fit))), ())
+    early = min(beside, default=start) > start or all(script.start(b.at) > start for b in models)
+    return shared or (".optimizer." in rate and early)
+
+
+def _add_callbacks(plan: Plan, fit: cst.Call, warm_up: str, keeps_list: bool) -> None:
     """Add the callbacks of this package to a call of fit, before the script's own callbacks.
 
     Args:
         plan: the plan to extend.
         fit: the call.
         warm_up: the callback that warms up the rate, as Python code, or "".
+        keeps_list: whether they precede the script's list in the call, not within the list.
     """
     ours = [
         "hvd.callbacks.BroadcastGlobalVariablesCallback(0)",
@@ -244,7 +264,11 @@ def _add_callbacks(plan: Plan, fit: cst.Call, warm_up: str) -> None:
         plan.add_argument(fit, f"callbacks=[{_lines(plan, ours, indent)}]")
     else:
         (known, *more) = sources(plan.script, given)
-        if isinstance(known, cst.List) and not more:
+        if isinstance(known, cst.List) and not more and keeps_list:
+            _explain(plan, fit, texts)
+            plan.wrap(given, f"[{', '.join(ours)}, *", "]")
+            _write_once(plan, known)
+        elif isinstance(known, cst.List) and not more:
             _extend(plan, known, ours, texts)
         else:
             _explain(plan, fit, texts)
@@ -288,8 +312,14 @@ def _extend(plan: Plan, known: cst.List, ours: list[str], texts: Sequence[tuple[
         plan.insert(before_bracket, f"{comma}{plan.newline}{indent}", ARGUMENT)
     else:
         plan.insert(after_bracket, f"{', '.join(ours)}, ")
+    _write_once(plan, known)
+
+
+def _write_once(plan: Plan, known: cst.List) -> None:
+    """Let only rank 0 have the callbacks of a list that write files; once for several fits."""
     for element in known.elements:
-        if writes(script, element.value):
+        if writes(plan.script, element.value) and element.value not in plan.written:
+            plan.written.add(element.value)
             plan.step(7, words.WRITTEN, known, once=True)
             plan.wrap(element.value, "*([", "] if hvd.rank() == 0 else [])")
 

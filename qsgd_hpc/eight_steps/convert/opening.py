@@ -81,6 +81,7 @@ def open_script(plan: Plan, module: str, more: Sequence[str], pin: Sequence[str]
         pin: the lines that choose a rank's GPU, and set its seed.
     """
     script = plan.script
+    _name_visible_gpus(plan)
     entry = script.entry
     first = entry.body.body[0] if isinstance(entry, cst.If) else None
     early = plan.needs_module_level_init or calls_at_module_level(script)
@@ -99,6 +100,33 @@ def open_script(plan: Plan, module: str, more: Sequence[str], pin: Sequence[str]
         _insert_imports(plan, imports)
     else:
         _insert_imports(plan, [*imports, "", *begin])
+
+
+def _name_visible_gpus(plan: Plan) -> None:
+    """Leave a choice of GPUs in the environment to the author: all ranks of a node would share it.
+
+    No choice is `""` or `"-1"`, which hides all GPUs.
+    """
+    script = plan.script
+    for node in script.nodes:
+        if isinstance(node, cst.SimpleString) and node.raw_value == "CUDA_VISIBLE_DEVICES":
+            value = _assigned(script, node)
+            hides = isinstance(value, cst.SimpleString) and value.raw_value in ("", "-1")
+            if value is not None and not hides:
+                plan.todo(node, "leave out this choice of GPUs: each rank takes its own.")
+
+
+def _assigned(script: Script, key: cst.SimpleString) -> cst.BaseExpression | None:
+    """Return the value of `os.environ[key] = value`, None if the key is only read."""
+    for around in script.ancestors(key):
+        if isinstance(around, cst.Assign):
+            target = around.targets[0].target
+            inside = isinstance(target, cst.Subscript) and key in script.inside(target)
+            return around.value if inside else None
+        if isinstance(around, cst.Call):
+            sets = script.called(around) in ("os.environ.setdefault", "os.putenv")
+            return around.args[-1].value if sets else None
+    return None
 
 
 def _insert_imports(plan: Plan, lines: Sequence[str]) -> None:

@@ -79,6 +79,8 @@ class Plan:
         """The scope and the name of each of them."""
         self.sharded: set[cst.Call] = set()
         """Calls whose data set, or number of batches, is divided among the ranks already."""
+        self.written: set[cst.CSTNode] = set()
+        """Callbacks that only rank 0 has already, because they write files."""
         self.alike = False
         """Whether ranks must draw equal numbers in training, too: they split shuffled data."""
         self.needs_module_level_init = False

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, sources
+from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted, find
 
 __all__ = ["Loaders", "find_loaders", "set_epochs", "shard_loaders"]
 
+DRAWS = re.compile(r"^torch\.utils\.data\.(sampler\.)?(SubsetRandom|Random|WeightedRandom)Sampler$")
 LOADER = re.compile(r"^torch\.utils\.data\.(dataloader\.)?DataLoader$")
 TEXT = "Each rank draws from its own part, of equal size on all ranks; unchanged on one rank."
 
@@ -97,6 +99,24 @@ def shard_loaders(plan: Plan, loaders: Loaders) -> None:
         if loaders.train and call not in loaders.train:
             text = "Every rank tests on all of this, so metrics need no averaging."
             plan.step(8, text, call, once=True)
+            _shuffle_alike(plan, call)
+
+
+def _shuffle_alike(plan: Plan, call: cst.Call) -> None:
+    """Let all ranks test in one order: means of batches, and decisions by them, depend on it.
+
+    Not needed where all ranks draw equal numbers, in the training, too.
+    """
+    script = plan.script
+    own = find(call, "sampler", 3)
+    drawn = script.value(own.value) if own is not None else call
+    if not unlike_ranks(script) or find(call, "generator") or not isinstance(drawn, cst.Call):
+        return
+    if shuffles(call) if drawn is call else DRAWS.match(script.called(drawn)):
+        torch = script.name_of("torch") or "torch"
+        made = f"None if hvd.size() == 1 else {torch}.Generator().manual_seed(0)"
+        if drawn is call or find(drawn, "generator") is None:
+            plan.add_argument(drawn, f"generator={made}")
 
 
 def _reason_against(script: Script, call: cst.Call) -> str:

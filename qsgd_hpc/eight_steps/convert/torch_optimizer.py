@@ -84,7 +84,7 @@ def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) 
         for call in each.calls:
             _scale(plan, call)
         if not each.target:
-            _wrap_in_place(plan, each.calls[0])
+            _wrap_in_place(plan, each.calls[0], _passes(plan, loops, each))
             continue
         names, named = models(script, each.calls[0])
         passes = _passes(plan, loops, each)
@@ -117,16 +117,17 @@ def _scale(plan: Plan, call: cst.Call) -> None:
     plan.step(4, words.LINEAR, call, once=True)
 
 
-def _wrap_in_place(plan: Plan, call: cst.Call) -> None:
+def _wrap_in_place(plan: Plan, call: cst.Call, passes: str) -> None:
     names, named = models(plan.script, call)
-    plan.wrap(call, "hvd.DistributedOptimizer(", f"{named})")
+    plan.wrap(call, "hvd.DistributedOptimizer(", f"{named}{passes})")
     plan.step(5, words.MEAN, call, once=True)
     if names:
         lines = [f"hvd.broadcast_parameters({n}.state_dict(), root_rank=0)" for n in names]
         plan.step(6, words.ALIKE, call, *lines, once=True)
     else:
         plan.todo(call, "broadcast the model's parameters from rank 0 before the first step.")
-    plan.todo(call, "raise the learning rate to this over a warm-up.")
+    if not _is_set_again(plan):
+        plan.todo(call, "raise the learning rate to this over a warm-up.")
 
 
 def _passes(plan: Plan, loops: Sequence[TrainLoop], each: Made) -> str:
@@ -235,11 +236,6 @@ def warm_up(
         script.called(c).rpartition(".")[2] for c in script.calls if is_scheduler(script.called(c))
     }
     own = sorted(called & OWN_RATES)
-    by_hand = [
-        n
-        for n in script.nodes
-        if isinstance(n, cst.SimpleString) and n.raw_value == "lr" and _is_set(script, n)
-    ]
     if own == ["OneCycleLR"]:
         for call in script.calls:
             if script.called(call).endswith(".OneCycleLR"):
@@ -248,13 +244,9 @@ def warm_up(
                     scale(plan, rate.value)
                     plan.step(4, f"{words.LINEAR} This warms up by itself.", call)
         return
-    for key in by_hand:
-        if _is_forgotten(script, key):
-            plan.todo(
-                key,
-                "this sets the learning rate again: multiply it by hvd.size() too, with a warm-up.",
-            )
-            return
+    if _is_set_again(plan):
+        return
+    by_hand = _set_by_hand(script)
     if "CyclicLR" in own:
         plan.todo(statement, "CyclicLR sets its own rates: multiply them by hvd.size() too.")
         return
@@ -284,6 +276,24 @@ def warm_up(
         ")",
         f"{target}.register_step_post_hook(lambda *_: {name}.step())",
     )
+
+
+def _set_by_hand(script: Script) -> list[cst.SimpleString]:
+    """Return the keys of `group["lr"] = ...`."""
+    strings = [n for n in script.nodes if isinstance(n, cst.SimpleString)]
+    return [n for n in strings if n.raw_value == "lr" and _is_set(script, n)]
+
+
+def _is_set_again(plan: Plan) -> bool:
+    """Leave a rate that the script sets anew, whatever it was before, to the author."""
+    for key in _set_by_hand(plan.script):
+        if _is_forgotten(plan.script, key):
+            plan.todo(
+                key,
+                "this sets the learning rate again: multiply it by hvd.size() too, with a warm-up.",
+            )
+            return True
+    return False
 
 
 def _restores(script: Script, call: cst.Call, target: str) -> bool:
