@@ -14,6 +14,7 @@ from qsgd_hpc.keras._replicas import name_of
 from qsgd_hpc.keras._synchronized import Synchronization, Synchronized
 
 __all__ = [
+    "build_optimizers_before_tracing",
     "exclude_steps_from_xla",
     "keep_copies_distributed",
     "make_loss_scalers_agree",
@@ -75,6 +76,29 @@ def exclude_steps_from_xla() -> None:
 
     setattr(model_supports_jit, _MARK, True)
     trainer.model_supports_jit = model_supports_jit  # type: ignore[attr-defined]
+
+
+def build_optimizers_before_tracing() -> None:
+    """Make ``fit`` create the variables of a distributed optimizer before it traces a step.
+
+    TensorFlow traces a step twice if the first time creates variables, and the operations of the
+    second trace get other names: other ones than on a rank that has loaded its optimizer, and
+    than those of the residuals in a checkpoint.
+    """
+    own: Callable[..., Any] = keras.Model.make_train_function
+    if keras.backend.backend() != "tensorflow" or hasattr(own, _MARK):
+        return
+
+    @functools.wraps(own)
+    def make_train_function(model: Any, *args: Any, **options: Any) -> Any:
+        optimizer = getattr(model, "optimizer", None)
+        complete = model.built and all(layer.built for layer in model._flatten_layers())
+        if complete and synchronizations(optimizer) and not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        return own(model, *args, **options)
+
+    setattr(make_train_function, _MARK, True)
+    keras.Model.make_train_function = make_train_function  # type: ignore[method-assign]
 
 
 def keep_copies_distributed(copied: Callable[[Any], tuple[Any, Any] | None]) -> None:

@@ -12,6 +12,7 @@ from qsgd_hpc.frameworks.gradient_reduction import checked_reduction
 from qsgd_hpc.frameworks.grouping import choose_groups
 from qsgd_hpc.frameworks.pending import checked_passes
 from qsgd_hpc.keras._compiled import (
+    build_optimizers_before_tracing,
     exclude_steps_from_xla,
     keep_copies_distributed,
     make_loss_scalers_agree,
@@ -164,6 +165,7 @@ def _variables_of(layers: Any) -> list[Any]:
 def _synchronized(optimizer: Any, synchronization: Synchronization) -> Any:
     """Return an optimizer of the same class and state whose steps are synchronised."""
     exclude_steps_from_xla()
+    build_optimizers_before_tracing()
     make_loss_scalers_agree()
     keep_copies_distributed(_copied)
     # A loss scaler checks gradients before it passes them to its inner optimizer, which is wrapped.

@@ -448,6 +448,29 @@ def test_an_optimizer_is_pickled_and_copied_as_what_it_is(kind):
 
 
 @several_ranks
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="only TensorFlow traces a step twice")
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_gradients_have_the_same_names_on_ranks_that_have_loaded_their_optimizer(policy):
+    code = hvd.Compression.qsgd(bits=2, min_elements=1)
+    dtype = keras.DTypePolicy(policy)
+
+    def trained(loaded):
+        given = keras.Input((6,))
+        layer = keras.layers.Dense(3, name="of_" + policy, dtype=dtype)
+        model = keras.Model(given, layer(given))
+        model.compile(of(keras.optimizers.Adam(0.1), compression=code), "mse")
+        if loaded:
+            model.optimizer.build(model.trainable_variables)
+        fit(model, epochs=1)
+        return model
+
+    assert replicas_are_identical(trained(loaded=hvd.rank() == 0))
+    model = trained(loaded=False)
+    names = {name for name in hvd.error_feedback_state() if "of_" + policy in name}
+    assert names == {f"gradient.{model.trainable_variables[0].path}"}
+
+
+@several_ranks
 @pytest.mark.parametrize("names", [("of_turns", "of_turns"), ("first", "second")])
 def test_models_that_take_turns_do_not_share_error_feedback_silently(names):
     code = hvd.Compression.qsgd(bits=2, min_elements=1)
