@@ -91,7 +91,7 @@ def build_optimizers_before_tracing() -> None:
 
     @functools.wraps(own)
     def make_train_function(model: Any, *args: Any, **options: Any) -> Any:
-        optimizer = getattr(model, "optimizer", None)
+        optimizer: Any = getattr(model, "optimizer", None)
         complete = model.built and all(layer.built for layer in model._flatten_layers())
         if complete and synchronizations(optimizer) and not optimizer.built:
             optimizer.build(model.trainable_variables)

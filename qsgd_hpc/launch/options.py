@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ __all__ = [
 
 BITS = (*range(1, 9), PLAIN_BITS)
 CHOICES_OF_BITS = "choose 1 to 8, 32 (plain float32) or auto"
+_RANK_BYTES = 20 << 20  # of a rank that has loaded Python and its launcher's process alone
 
 
 def is_choice_of_bits(bits: int | str) -> bool:
@@ -187,11 +189,23 @@ def parse_hostfile(path: Path) -> tuple[Host, ...]:
     return tuple(Host(name, count) for name, count in slots.items())
 
 
+def _most_ranks() -> int:
+    """Return the number of ranks whose Python interpreters fit into this machine's memory."""
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, memory_bytes // _RANK_BYTES)
+
+
 def check_options(options: RunOptions) -> list[str]:
     """Return all errors of the request; resolving host names is the only I/O."""
     faults = []
     if options.ranks < 1:
         faults.append(f"-np {options.ranks}: at least 1 rank must run")
+    most = _most_ranks()
+    if options.ranks > most and not options.hosts:
+        faults.append(
+            f"-np {options.ranks}: the memory of this machine is enough for {most} ranks at most; "
+            "lower -np, or name hosts by -H"
+        )
     if options.bits is not None and not is_choice_of_bits(options.bits):
         faults.append(f"--bits {options.bits}: {CHOICES_OF_BITS}")
     if options.ranks_per_node is not None and options.ranks_per_node < 1:

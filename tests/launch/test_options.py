@@ -57,6 +57,13 @@ def test_all_faults_are_reported_together_with_their_values() -> None:
     assert "'no-such-host.invalid' cannot be resolved" in text
 
 
+def test_more_ranks_than_fit_into_memory_are_refused_before_any_starts():
+    (fault,) = check_options(RunOptions(10**9, ("x",)))
+    assert "-np 1000000000: the memory of this machine is enough for" in fault
+    assert check_options(RunOptions(8, ("x",))) == []
+    assert check_options(RunOptions(10**6, ("x",), (Host("localhost", 10**6),))) == []
+
+
 @pytest.mark.parametrize("bits", [None, *range(1, 9), 32])
 def test_allowed_bits_are_no_fault(bits: int | None) -> None:
     assert check_options(RunOptions(1, ("x",), bits=bits)) == []
