@@ -12,8 +12,10 @@ void scale(float by, size_t count, float* x) {
   for (size_t i = 0; i < count; ++i) x[i] *= by;
 }
 
+// Without a Quality: ziglang's Clang does not emit the constructors that only clones call.
 QSGD_CLONES
-Quality quality(const float* value, const float* sent, size_t count) {
+void add_squares(const float* value, const float* sent, size_t count, double* error_sum,
+                 double* energy_sum) {
   constexpr int kLanes = 8;  // a fixed number, so that every instruction set gives the same sums
   double error[kLanes] = {}, energy[kLanes] = {};
   size_t i = 0;
@@ -29,9 +31,10 @@ Quality quality(const float* value, const float* sent, size_t count) {
     error[0] += d * d;
     energy[0] += v * v;
   }
-  Quality q;
-  for (int lane = 0; lane < kLanes; ++lane) q += {error[lane], energy[lane]};
-  return std::isfinite(q.error) ? q : Quality{};
+  for (int lane = 0; lane < kLanes; ++lane) {
+    *error_sum += error[lane];
+    *energy_sum += energy[lane];
+  }
 }
 
 }  // namespace
@@ -39,7 +42,9 @@ Quality quality(const float* value, const float* sent, size_t count) {
 void scale_floats(float by, size_t count, float* x) { scale(by, count, x); }
 
 Quality compare(const float* value, const float* sent, size_t count) {
-  return quality(value, sent, count);
+  Quality q;
+  add_squares(value, sent, count, &q.error, &q.energy);
+  return std::isfinite(q.error) ? q : Quality{};
 }
 
 }  // namespace qsgd
