@@ -24,6 +24,8 @@ _observers: weakref.WeakSet[Any] = weakref.WeakSet()
 def report_skipped_steps(observer: Any) -> None:
     """Call ``observer.forget_skipped(parameters)`` after each step that ``observer.scaler`` skips.
 
+    An optimizer with this method need not be registered: its own skipped steps are reported to it.
+
     Args:
         observer: is referred to weakly; its scaler may change.
     """
@@ -45,8 +47,10 @@ def _has_overflown(scaler: Any, optimizer: Any) -> bool:
     return any(found.item() for found in state.get("found_inf_per_device", {}).values())
 
 
-def _report(scaler: Any, optimizer: Any) -> None:
+def _report_if_skipped(scaler: Any, optimizer: Any) -> None:
     concerned = [each for each in _observers if each.scaler is scaler]
+    if hasattr(optimizer, "forget_skipped"):
+        concerned.append(optimizer)
     if concerned and _has_overflown(scaler, optimizer):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for each in concerned:
@@ -60,11 +64,8 @@ def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
         if complete is not None:
             complete()
         result = method(scaler, optimizer, *args, **kwargs)
-        forget = getattr(optimizer, "forget_skipped", None)
-        if forget is not None and method.__name__ == "step":
-            forget(lambda: _has_overflown(scaler, optimizer))
         if method.__name__ == "step":
-            _report(scaler, optimizer)
+            _report_if_skipped(scaler, optimizer)
         return result
 
     setattr(wait_first, _MARK, True)

@@ -79,12 +79,15 @@ class _Distributed(Wrapped):
             self._nonfinite = self._reducer.finish()
             self._completed = True
 
-    def forget_skipped(self, skipped: Callable[[], bool]) -> None:
+    def forget_skipped(self, parameters: Iterable[torch.Tensor]) -> None:
         """After a loss scaler has skipped a step, drop the residuals, which are of its gradients.
 
         Those of finite tensors, too: in units of the new, smaller scale they would be too large.
+
+        Args:
+            parameters: of this optimizer, all of them.
         """
-        if isinstance(self._reduction.compression, Lossy) and not self._reducer.alone and skipped():
+        if isinstance(self._reduction.compression, Lossy) and not self._reducer.alone:
             self._reducer.forget_residuals()
 
     def _is_reduced(self) -> bool:

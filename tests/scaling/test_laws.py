@@ -131,6 +131,16 @@ def test_sizes_that_depart_from_a_law_are_pointed_out():
     assert right.caution == ""
 
 
+@pytest.mark.parametrize(("mode", "name"), [("strong", "amdahl"), ("weak", "gustafson")])
+def test_one_slow_run_does_not_outweigh_the_others(mode, name):
+    truth = law(name, serial=0.1)
+    ranks = np.repeat([1.0, 2.0, 4.0, 8.0], 3)
+    speeds = np.array([truth.speedup(size) for size in ranks])
+    speeds[-1] /= 2
+    fit = fit_law(name, 32, ranks, speeds, mode)
+    assert fit.speedup(8.0) >= speeds[-3:].mean() > 0.8 * truth.speedup(8.0)
+
+
 def test_the_law_of_the_other_mode_is_named_as_such():
     truth = law("amdahl", serial=0.2)
     assert "Does not apply" in fitted(truth, (1, 2, 4), mode="weak").caution

@@ -12,7 +12,8 @@ Laws. With X(p) the throughput of p ranks and X(1) = A, free in every fit:
 
 Each is linear in non-negative coefficients once relative residuals of p / X (Gustafson: of X) are
 minimised, so the best fit is unique and its parameters stay in their bounds: shares in [0, 1],
-coherency >= 0.
+coherency >= 0. Residuals of p / X are relative to the run's own p / X, and those of X to the median
+X of the same number of ranks: relative to its own X, one slow run would outweigh all others.
 
 Link. T = latency * messages + bytes / bandwidth (Hockney, The communication challenge for MPP,
 Parallel Computing 20, 1994), per rank and step. T is the time in collectives minus the time of
@@ -253,7 +254,7 @@ def fit_law(law: str, bits: int, ranks: Array, speeds: Array, mode: str) -> Fit 
     names = ("contention", "coherency") if law == "usl" else ("serial",)
     if sizes < len(names) + 1:
         return None
-    model = _Model(_columns(law, ranks, speeds))
+    model = _model(law, ranks, speeds)
     values = model.solve()
     if values is None:
         return None
@@ -289,25 +290,16 @@ def peak_ranks(fit: Fit) -> Estimate | None:
     return Estimate(best, peak(contention.high, coherency.high), high)
 
 
-def _columns(law: str, ranks: Array, speeds: Array) -> Array:
-    """Return the columns whose non-negative combination is to be 1, shape (runs, coefficients).
-
-    The first two coefficients add up to 1 / A (Gustafson: A); the serial share is the second one
-    divided by that sum.
-    """
-    if law == "gustafson":
-        return np.stack([ranks, np.ones_like(ranks)], axis=1) / speeds[:, None]
-    parts = [np.ones_like(ranks), ranks]
-    if law == "usl":
-        parts.append(ranks * (ranks - 1))
-    return np.stack(parts, axis=1) * (speeds / ranks)[:, None]
-
-
 @dataclass(frozen=True)
 class _Model:
-    """Least squares of columns against 1, with non-negative coefficients."""
+    """Least squares of columns, shape (runs, coefficients), against a target, shape (runs,).
+
+    The coefficients are not negative. The first two add up to 1 / A (Gustafson: A); the serial
+    share is the second one divided by that sum.
+    """
 
     columns: Array
+    target: Array
 
     @property
     def freedom(self) -> int:
@@ -318,7 +310,7 @@ class _Model:
 
         "serial" and "contention" are the same share.
         """
-        best, _ = nonnegative(self.columns)
+        best, _ = nonnegative(self.columns, self.target)
         whole = best[0] + best[1]
         if not whole:
             return None
@@ -333,7 +325,7 @@ class _Model:
             free = [first + value * others[0], second + value * others[0]]
         else:
             free = [(1 - value) * first + value * second, *others]
-        return nonnegative(np.stack(free, axis=1))[1]
+        return nonnegative(np.stack(free, axis=1), self.target)[1]
 
     def estimate(self, name: str, value: float) -> Estimate:
         """Return a parameter with the interval of its profile; none without spare runs."""
@@ -341,11 +333,23 @@ class _Model:
         return profile_interval(
             lambda held: self.residual_at(name, held),
             value,
-            nonnegative(self.columns)[1],
+            nonnegative(self.columns, self.target)[1],
             rows=rows,
             coefficients=coefficients,
             upper=None if name == "coherency" else 1.0,
         )
+
+
+def _model(law: str, ranks: Array, speeds: Array) -> _Model:
+    if law == "gustafson":
+        usual = np.array([np.median(speeds[ranks == size]) for size in ranks])
+        columns = np.stack([ranks, np.ones_like(ranks)], axis=1) / usual[:, None]
+        return _Model(columns, speeds / usual)
+    parts = [np.ones_like(ranks), ranks]
+    if law == "usl":
+        parts.append(ranks * (ranks - 1))
+    columns = np.stack(parts, axis=1) * (speeds / ranks)[:, None]
+    return _Model(columns, np.ones_like(ranks))
 
 
 def _error(fit: Fit, ranks: Array, speeds: Array) -> float:
@@ -370,7 +374,7 @@ def _cautions(fit: Fit, model: _Model, ranks: Array, mode: str) -> list[str]:
         )
     if model.freedom < 1:
         cautions.append("No interval: there are not more runs than parameters.")
-    if spare > 0 and _lack_of_fit(model.columns, ranks):
+    if spare > 0 and _lack_of_fit(model.columns, ranks, model.target):
         cautions.append(
             "The deviation from the law exceeds the variation of the repeats: the law does not fit."
         )
@@ -389,22 +393,23 @@ def _cautions(fit: Fit, model: _Model, ranks: Array, mode: str) -> list[str]:
     return cautions
 
 
-def _lack_of_fit(columns: Array, sizes: Array) -> bool:
+def _lack_of_fit(columns: Array, sizes: Array, target: Array | None = None) -> bool:
     """Return whether sizes deviate from a model more than runs of one size vary (F test, 5 %).
 
     Args:
         columns: those of the model, shape (runs, coefficients); of one size, they are proportional
             to each other.
         sizes: the size of each run, shape (runs,).
+        target: what the columns are fitted to (ones), shape (runs,).
     """
     known = np.unique(sizes)
     spare, pure = len(known) - columns.shape[1], len(sizes) - len(known)
     if spare < 1 or pure < 1:
         return False
     # One of proportional columns is sufficient.
-    logs = np.log(columns[:, 0])
+    logs = np.log(columns[:, 0]) - (0 if target is None else np.log(target))
     within = sum(float(((logs[sizes == s] - logs[sizes == s].mean()) ** 2).sum()) for s in known)
-    between = max(nonnegative(columns)[1] - within, 0.0)
+    between = max(nonnegative(columns, target)[1] - within, 0.0)
     if within <= ROUNDING * len(sizes):
         return between > 1e-9
     ratio = (between / spare) / (within / pure)
