@@ -127,10 +127,9 @@ def _cut_short(measured: Sequence[Attempt]) -> list[str]:
     if not cut:
         return []
     return [
-        f"Quality: {len(cut)} of {len(measured)} measurements end after a few steps (--steps), "
-        "before the end of the first epoch. This measures speed only. The effect of "
-        "compression on accuracy or perplexity needs whole epochs, so it is neither shown nor "
-        "judged for these cases."
+        f"Quality: {len(cut)} of {len(measured)} measurements end after a few steps (--steps) and "
+        "measure speed only. The effect of compression on accuracy or perplexity needs a complete "
+        "training, so it is neither shown nor judged for these cases."
     ]
 
 

@@ -222,7 +222,8 @@ def _threads(attempt: Attempt) -> str:
 
 
 def _mpi(attempt: Attempt) -> str | None:
-    return attempt.final.get("mpi")
+    # MPICH's description goes on with the options and compilers of its build.
+    return (attempt.final.get("mpi") or "").partition(" MPICH configure:")[0] or None
 
 
 def _load(finals: Sequence[Mapping[str, Any]]) -> str:
