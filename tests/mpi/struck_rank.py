@@ -97,7 +97,8 @@ def loop(collective: str) -> None:
     struck = []
 
     def on_alarm(*_: object) -> None:
-        struck.append(True)
+        if ACTION != "kill":  # else all ranks might end before this one is killed
+            struck.append(True)
         strike()
 
     if ME == VICTIM and ACTION in ("kill", "stop"):
