@@ -382,6 +382,22 @@ FAULTS = (
     ),
     Fault(
         "torch_loader",
+        "QH802",
+        "            loss.backward()\n",
+        "            _, done = env.step(x)\n            loss.backward()\n"
+        "            if done:\n                break\n",
+        "if done",
+    ),
+    Fault(
+        "torch_loader",
+        "QH802",
+        "            loss.backward()\n",
+        "            mean_reward = play(model)\n            loss.backward()\n"
+        "            if mean_reward > 195:\n                break\n",
+        "if mean_reward",
+    ),
+    Fault(
+        "torch_loader",
         "QH901",
         "        if hvd.rank() == 0:\n            print(",
         "        if hvd.rank() == 0:\n            hvd.barrier()\n            print(",

@@ -22,6 +22,9 @@ AVERAGES = (
     "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "grouped_allreduce",
     "allgather", "allgather_object", "gather", "MetricAverageCallback", "reducescatter",
 )  # fmt: skip
+# Each rank has its own environment, also where no data is sharded.
+REWARD = re.compile(r"reward", re.IGNORECASE)
+EPISODE = re.compile(r"(^|[._])envs?\.step$")
 CLOCK = re.compile(r"^(time\.(time|monotonic|perf_counter)|datetime\.datetime\.(utc)?now)$")
 SHARDS = frozenset(("rank", "size", "ElasticSampler"))
 # Keras's callbacks that make decisions from a metric, separately on each rank.
@@ -131,12 +134,18 @@ def check_stops(facts: Facts) -> Iterator[Finding]:
 
 
 def _is_own(facts: Facts, test: cst.BaseExpression, averaged: Set[Binding | None]) -> bool:
-    """Return whether a condition may differ between ranks: by a metric of a shard, or a clock."""
+    """Return whether a condition may differ between ranks.
+
+    By a metric of a shard, an environment, or a clock.
+    """
     found = facts.reach(test)
+    episode = any(EPISODE.search(facts.script.code(call.func)) for call in found.calls)
+    rewards = {each for each in found.bindings if REWARD.search(each.name)}
     metrics = {each for each in found.bindings if METRIC.search(each.name)}
-    known = found.api & set(AVERAGES) or averaged & metrics
+    known = found.api & set(AVERAGES) or averaged & (metrics | rewards)
     timed = any(CLOCK.search(facts.called.get(call, "")) for call in found.calls)
-    return bool((timed or (metrics and found.api & SHARDS)) and not known)
+    own = timed or episode or rewards or (metrics and found.api & SHARDS)
+    return bool(own and not known)
 
 
 def innermost(facts: Facts) -> set[cst.CSTNode]:
