@@ -221,6 +221,23 @@ def test_what_ranks_draw_without_a_seed_is_pointed_out(draw):
     assert any("ranks draw different numbers" in note.text for note in made.to_decide)
 
 
+@pytest.mark.parametrize(
+    ("line", "agreed"),
+    [
+        ("seed = {}", "random.randint(1, 10000)"),
+        ("args.manualSeed = {}", "random.randrange(9)"),
+        ("torch.manual_seed(int({}))", "time.time()"),
+        ("sampler = make(random_state={})", "numpy.random.randint(9)"),
+    ],
+)
+def test_a_drawn_seed_is_that_of_rank_0(line, agreed):
+    text = f"import random, time, numpy\nstart = time.time()\n{line.format(agreed)}\n"
+    made = done(text + NOISY.format(drawn=""))
+    assert line.format(f"hvd.broadcast_object({agreed})") in made.after
+    assert "start = time.time()" in made.after
+    assert not any("different numbers" in note.text for note in made.to_decide)
+
+
 def test_ranks_draw_alike_until_they_train():
     text = torch_script(
         """

@@ -56,7 +56,7 @@ def convert_jax(plan: Plan) -> None:
         average_metrics(plan, loop)
     if opening.unlike_ranks(script):
         plan.todo(loops[0].loop, "fold hvd.rank() into the random key of dropout.")
-    opening.numpy_seeds(plan)
+    opening.agree_on_random_numbers(plan)
     training = reaching(script, [*updates, *gradients, *made])
     guard_outputs(plan, training)
     _open(plan)

@@ -67,7 +67,7 @@ def convert_keras(plan: Plan) -> None:
         elif called.endswith(".callbacks.BackupAndRestore"):
             _back_up_each(plan, call)
     reseed(plan)
-    opening.numpy_seeds(plan)
+    opening.agree_on_random_numbers(plan)
     wait = "hvd.allgather_object(None)"
     download_once(plan, wait)
     loads = [

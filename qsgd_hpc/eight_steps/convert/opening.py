@@ -10,7 +10,13 @@ import libcst as cst
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted, find
 
-__all__ = ["PIN_BY_ENVIRONMENT", "import_line", "numpy_seeds", "open_script", "unlike_ranks"]
+__all__ = [
+    "PIN_BY_ENVIRONMENT",
+    "agree_on_random_numbers",
+    "import_line",
+    "open_script",
+    "unlike_ranks",
+]
 
 NUMPY = re.compile(
     r"^numpy\.random\.(rand|randn|randint|random|normal|uniform|permutation|shuffle|choice"
@@ -19,6 +25,11 @@ NUMPY = re.compile(
 # Layers and transformations of data, but not RandomState or RandomSampler.
 UNLIKE = re.compile(r"[Dd]ropout|Random(?!State|Sampler|Forest)[A-Z]\w+|Augment|bernoulli|Noise")
 PYTHON = re.compile(r"^random\.(shuffle|sample)$")
+DRAWN_SEED = re.compile(
+    r"^(random\.(randint|randrange|random|getrandbits|choice)|numpy\.random\.(randint|choice)"
+    r"|time\.(time|time_ns|perf_counter)|secrets\.(randbelow|randbits)|os\.urandom|torch\.seed)$"
+)
+SEEDED = re.compile(r"seed|PRNGKey$|jax\.random\.key$", re.IGNORECASE)
 FOLDS = re.compile(r"model_selection\.\w*(KFold|ShuffleSplit)$")
 GENERATORS = ("numpy.random.default_rng", "numpy.random.RandomState", "random.Random")
 SEEDS = ("keras.utils.set_random_seed", "tensorflow.keras.utils.set_random_seed")
@@ -150,9 +161,12 @@ def unlike_ranks(script: Script) -> bool:
     return any(UNLIKE.search(name) for name in names)
 
 
-def numpy_seeds(plan: Plan) -> None:
-    """Leave a TODO where numpy or scikit-learn draws data or splits without a seed."""
+def agree_on_random_numbers(plan: Plan) -> None:
+    """Use one seed where the script draws one; leave a TODO where data are drawn without a seed."""
     script = plan.script
+    seeds = {call for call in script.calls if _is_seed(script, call)}
+    for call in seeds:
+        plan.wrap(call, "hvd.broadcast_object(", ")")
     called = {script.called(call) for call in script.calls}
     seeded = not called.isdisjoint(("numpy.random.seed", *SEEDS))
     python_seeded = not called.isdisjoint(("random.seed", *SEEDS))
@@ -168,8 +182,28 @@ def numpy_seeds(plan: Plan) -> None:
             bool(PYTHON.match(name)) and not python_seeded and once
         )
         open_generator = name in GENERATORS and not call.args
+        if call in seeds:
+            continue
         if open_split or open_draw or open_generator:
             how = "random_state=0" if split else "a seed"
             plan.todo(
                 call, f"ranks draw different numbers here: give it {how}, so that they agree."
             )
+
+
+def _is_seed(script: Script, call: cst.Call) -> bool:
+    """Return whether a script draws a seed here once, such as `args.seed = random.randint(...)`."""
+    if not DRAWN_SEED.match(script.called(call)) or script.loops(call) or script.class_of(call):
+        return False
+    for around in script.ancestors(call):
+        if isinstance(around, cst.Call) and SEEDED.search(script.called(around)):
+            return True
+        if isinstance(around, cst.Arg) and around.keyword is not None:
+            named = around.keyword.value
+            if SEEDED.search(named) or named == "random_state":
+                return True
+        if isinstance(around, cst.Assign):
+            return any(SEEDED.search(dotted(target.target)) for target in around.targets)
+        if isinstance(around, cst.BaseStatement):
+            return False
+    return False

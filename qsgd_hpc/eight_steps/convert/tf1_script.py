@@ -54,7 +54,7 @@ def convert_tf1(plan: Plan) -> None:
     pinned = _open_sessions(plan)
     for loop in loops:
         average_metrics(plan, loop, numbers=True)  # run() returns arrays of NumPy
-    opening.numpy_seeds(plan)
+    opening.agree_on_random_numbers(plan)
     guard_outputs(plan, reaching(script, [*runs, *optimizers]))
     pin = ["# Each session does so, by its config."] if pinned else ["# To do: see the sessions."]
     opening.open_script(plan, "qsgd_hpc.tensorflow", [], pin)

@@ -60,7 +60,7 @@ def convert_tf2(plan: Plan) -> None:
     _sum_metrics(plan, loops)
     _writers(plan)
     reseed(plan)
-    opening.numpy_seeds(plan)
+    opening.agree_on_random_numbers(plan)
     download_once(plan, "hvd.barrier()")
     training = reaching(script, [*gradients, *applies, *optimizers])
     guard_outputs(plan, training)

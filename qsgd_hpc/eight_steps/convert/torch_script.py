@@ -73,7 +73,7 @@ def convert_torch(plan: Plan) -> None:
     _share_running_averages(plan, loops)
     _average_before_clipping(plan)
     _any_gpu(plan)
-    opening.numpy_seeds(plan)
+    opening.agree_on_random_numbers(plan)
     _point_out_noise(plan, loops)
     guard_outputs(plan, reaching(script, (*steps, *made)))
     _open(plan)
