@@ -15,6 +15,7 @@ __all__ = [
     "Import",
     "bindings",
     "dotted",
+    "has_own_rate",
     "imports",
     "is_optimizer_name",
     "is_scheduler",
@@ -97,6 +98,15 @@ def names_in(node: cst.CSTNode) -> set[str]:
 def is_scheduler(name: str) -> bool:
     """Return whether a full name is that of a scheduler of torch.optim, not of an optimizer."""
     return name.startswith(("torch.optim.lr_scheduler.", "torch.optim.swa_utils."))
+
+
+def has_own_rate(called: str) -> bool:
+    """Return whether an optimizer finds the length of its steps itself, at any number of samples.
+
+    Args:
+        called: the qualified name of its class.
+    """
+    return called.rpartition(".")[2] == "LBFGS"
 
 
 def is_optimizer_name(node: cst.CSTNode) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
+
 import pytest
 
 from qsgd_hpc.eight_steps.convert import convert
+from qsgd_hpc.eight_steps.convert.cli import to_decide
 from qsgd_hpc.eight_steps.convert.plan import Edit, apply
 from qsgd_hpc.errors import UsageError
 from tests.eight_steps.scripts import TF2, done, torch_script
@@ -579,3 +582,25 @@ def test_a_step_by_hand_is_told_to_average_gradients():
 def test_a_seeded_generator_of_numpy_is_no_noise():
     text = NOISY.format(drawn="") + "import numpy as np\norder = np.random.RandomState(0)\n"
     assert "each rank draws other random numbers" not in done(text).after
+
+
+def test_a_closure_trains_and_the_rate_of_lbfgs_stays():
+    text = """
+        import torch
+
+        net = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.LBFGS(net.parameters(), lr=0.8)
+        data = torch.utils.data.TensorDataset(torch.ones(64, 8))
+        for (x,) in torch.utils.data.DataLoader(data, batch_size=8, shuffle=True):
+            def closure():
+                optimizer.zero_grad()
+                loss = net(x).mean()
+                loss.backward()
+                return loss
+            optimizer.step(closure)
+    """
+    made = done(dedent(text))
+    assert "num_replicas=hvd.size(), rank=hvd.rank()" in made.after
+    assert "optimizer = hvd.DistributedOptimizer(optimizer" in made.after
+    assert "lr=0.8)" in made.after and "warm_up" not in made.after
+    assert "learning rate" not in to_decide(made, "train.py")

@@ -15,6 +15,7 @@ from qsgd_hpc.eight_steps.reading import (
     Framework,
     argument,
     dotted,
+    has_own_rate,
     is_optimizer_name,
     is_scheduler,
     receiver,
@@ -55,7 +56,7 @@ def constructors(facts: Facts) -> tuple[cst.Call, ...]:
 
 
 def check_rate(facts: Facts) -> Iterator[Finding]:
-    made = constructors(facts)
+    made = [each for each in constructors(facts) if not has_own_rate(facts.called[each])]
     # Adasum needs no larger rate.
     if not made or facts.uses("Adasum") or not facts.uses("DistributedOptimizer", *TAPES):
         return

@@ -42,9 +42,20 @@ class TrainLoop:
 
 
 def calls_of(script: Script, function: cst.FunctionDef) -> list[cst.Call]:
-    """Return the calls of a function, by its name or as `step = jax.jit(function)`."""
+    """Return the calls of a function: by its name, as `step = jax.jit(function)`, or as a closure.
+
+    `optimizer.step(function)` calls a closure.
+    """
     return [
-        c for c in script.calls if script.definition(c) is function or _inner(script, c) is function
+        c
+        for c in script.calls
+        if script.definition(c) is function
+        or _inner(script, c) is function
+        or (
+            isinstance(c.func, cst.Attribute)
+            and c.func.attr.value == "step"
+            and any(script.definition(arg.value) is function for arg in c.args)
+        )
     ]
 
 

@@ -17,6 +17,7 @@ from qsgd_hpc.eight_steps.reading import (
     Script,
     dotted,
     find,
+    has_own_rate,
     is_optimizer_name,
     is_scheduler,
     names_in,
@@ -81,7 +82,8 @@ def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) 
     trained = training(script, loops)
     found = made(plan)
     for each in found:
-        for call in each.calls:
+        scaled = [call for call in each.calls if not has_own_rate(script.called(call))]
+        for call in scaled:
             _scale(plan, call)
         if not each.target:
             _wrap_in_place(plan, each.calls[0], _passes(plan, loops, each))
@@ -93,7 +95,8 @@ def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) 
         if len(wrap[0]) + len(script.indentation(each.statement)) > WIDTH:
             wrap = [f"{each.target} = hvd.DistributedOptimizer(", f"    {given}", ")"]
         plan.after(each.statement, *plan.comment(5, words.MEAN, each.statement), *wrap)
-        warm_up(plan, each.target, each.statement, steps, len(found) == 1)
+        if scaled:
+            warm_up(plan, each.target, each.statement, steps, len(found) == 1)
         _broadcast(plan, each, names, trained)
     if len(found) > 1:
         plan.todo(
