@@ -604,3 +604,17 @@ def test_a_closure_trains_and_the_rate_of_lbfgs_stays():
     assert "optimizer = hvd.DistributedOptimizer(optimizer" in made.after
     assert "lr=0.8)" in made.after and "warm_up" not in made.after
     assert "learning rate" not in to_decide(made, "train.py")
+
+
+def test_a_class_next_to_the_script_that_writes_is_pointed_out(tmp_path):
+    (tmp_path / "stopping.py").write_text(
+        "import torch\nclass Stop:\n    def save(self, net):\n        torch.save(net, 'best.pt')\n"
+        "class Mean:\n    pass\n"
+    )
+    script = tmp_path / "train.py"
+    text = f"from stopping import Mean, Stop\nmean, stop = Mean(), Stop()\n{torch_script()}"
+    script.write_text(text)
+    told = [note.text for note in convert(text, script).to_decide]
+    assert [each for each in told if "writes a file" in each] == [
+        "Stop of stopping.py writes a file (line 4): let only rank 0 do that."
+    ]

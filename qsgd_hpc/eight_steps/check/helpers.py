@@ -16,7 +16,7 @@ from qsgd_hpc.eight_steps.frameworks import is_distributed
 from qsgd_hpc.eight_steps.reading import Script, dotted, parse
 from qsgd_hpc.launch.frameworks import FRAMEWORKS
 
-__all__ = ["Helpers", "api_names", "helpers"]
+__all__ = ["Helpers", "api_names", "helpers", "own_module"]
 
 INSTALLED = {"horovod", "qsgd_hpc", "torchvision", *(each.module for each in FRAMEWORKS)}
 # Packages that wrap no optimizer, also where a script is checked in an environment without them.
@@ -26,6 +26,7 @@ COMMON = {
     "tensorboard", "tensorboardX", "tensorflow_datasets", "timm", "torchaudio", "torchmetrics",
     "torchtext", "tqdm", "wandb", "xarray", "yaml", "zarr",
 }  # fmt: skip
+KNOWN = INSTALLED | COMMON | sys.stdlib_module_names
 API = re.compile(r"horovod|qsgd_hpc|hvd")
 MOST = 200  # most modules to read; a script with more is part of a library
 
@@ -111,6 +112,13 @@ def beside(folder: Path, module: str) -> Path | None:
     return None
 
 
+def own_module(folder: Path, module: str) -> Path | None:
+    """Return the file of a module as :func:`beside` does; None for well-known packages."""
+    top = module.partition(".")[0]
+    known = top in INSTALLED or top in sys.stdlib_module_names
+    return None if known else beside(folder, module)
+
+
 def helpers(script: Script) -> Helpers:
     """Read the modules next to a script that it imports, and those that they import."""
     names: frozenset[str] = frozenset()
@@ -122,10 +130,9 @@ def helpers(script: Script) -> Helpers:
     while waiting and len(seen) < MOST:
         folder, module = waiting.pop(0)
         top = module.partition(".")[0]
-        known = top in INSTALLED or top in sys.stdlib_module_names
-        file = None if known else beside(folder, module)
+        file = own_module(folder, module)
         if file is None:
-            if top and not known and top not in COMMON and not installed(top):
+            if top and top not in KNOWN and not installed(top):
                 unread.add(top)
             continue
         tops.add(top)

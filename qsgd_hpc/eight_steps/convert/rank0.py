@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 import libcst as cst
 
+from qsgd_hpc.eight_steps.check.helpers import own_module
 from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.opening import import_line
 from qsgd_hpc.eight_steps.convert.plan import HEADER, Edit, Plan
 from qsgd_hpc.eight_steps.convert.records import RUNS, looks, muted, nowhere, record_once
 from qsgd_hpc.eight_steps.outputs import WRITES, opens
-from qsgd_hpc.eight_steps.reading import Script, dotted, find, names_in
+from qsgd_hpc.eight_steps.reading import Script, dotted, find, names_in, read
+from qsgd_hpc.errors import UsageError
 
 __all__ = ["guard_outputs"]
 
@@ -152,6 +154,7 @@ def guard_outputs(plan: Plan, training: frozenset[cst.FunctionDef]) -> None:
         if some and not outputs(script, script.parents.get(node, node)):
             plan.todo(node, "every rank does this, but only rank 0 should write or print.")
     _bars(plan)
+    _name_other_writers(plan)
 
 
 def _split(plan: Plan, line: cst.SimpleStatementLine, training: frozenset[cst.FunctionDef]) -> None:
@@ -240,6 +243,34 @@ def _hoist(plan: Plan, call: cst.Call) -> None:
     start = plan.script.span(given[0].value)[0] - bool(given[0].star)
     end = plan.script.span(given[-1].value)[1]
     plan.edits.append(Edit(start, end, "*printed"))
+
+
+def _name_other_writers(plan: Plan) -> None:
+    """Leave what the script uses of modules next to it, and writes files there, to the author."""
+    script = plan.script
+    if not script.path.is_file():
+        return
+    files = {own_module(script.path.resolve().parent, each.module) for each in script.imports}
+    for file in sorted(files - {None, script.path.resolve()}):
+        try:
+            module = read(file)
+        except UsageError:
+            continue
+        for call in script.calls:
+            name = dotted(call.func).rpartition(".")[2]
+            if name and (written := _written(module, name)) is not None:
+                text = f"{name} of {file.name} writes a file (line {module.line(written)})"
+                plan.todo(call, f"{text}: let only rank 0 do that.")
+
+
+def _written(module: Script, name: str) -> cst.Call | None:
+    """Return a call in a module's function or class of this name that writes a file."""
+    for call in module.calls:
+        outer = [n for n in module.ancestors(call) if isinstance(n, cst.FunctionDef | cst.ClassDef)]
+        writes = SAVES.match(module.called(call)) or opens(module, call)
+        if writes and outer and outer[-1].name.value == name:
+            return call
+    return None
 
 
 def _bars(plan: Plan) -> None:
