@@ -55,7 +55,7 @@ def convert_jax(plan: Plan) -> None:
     for loop in loops:
         average_metrics(plan, loop)
     if opening.unlike_ranks(script):
-        plan.todo(loops[0].loop, "fold hvd.rank() into the random key of dropout.")
+        plan.todo(loops[0].loop, "fold hvd.rank() into the random key of dropout or noise.")
     opening.agree_on_random_numbers(plan)
     training = reaching(script, [*updates, *gradients, *made])
     guard_outputs(plan, training)
