@@ -261,6 +261,39 @@ def test_an_optimizer_that_an_own_compile_passes_on_is_wrapped_once(compile_, wr
     assert made.count("hvd.DistributedOptimizer(") == 1
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "keras.optimizers.Adam(1e-3), keras.optimizers.Adam(1e-3)",
+        "d_optimizer=keras.optimizers.Adam(1e-3), g_optimizer=keras.optimizers.Adam(1e-3)",
+    ],
+)
+def test_all_optimizers_of_an_own_compile_are_wrapped(given):
+    made = done(
+        f"""
+        import keras
+
+        class GAN(keras.Model):
+            def compile(self, d_optimizer, g_optimizer):
+                super().compile()
+                self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
+
+            def train_step(self, images):
+                self.d_optimizer.apply_gradients(gradients(images))
+
+        gan = GAN()
+        gan.compile({given})
+        gan.fit(x, epochs=2)
+        """
+    )
+    wrapped = "hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size()))"
+    assert made.after.count(wrapped) == 2
+    assert "LearningRateWarmupCallback" not in made.after
+    told = [note.text for note in made.to_decide]
+    assert "raise these learning rates over a warm-up." in told
+    assert not any("wrap this optimizer" in text for text in told)
+
+
 KERAS = """
 import keras
 first, second = make_models()

@@ -31,21 +31,25 @@ def convert_keras(plan: Plan) -> None:
     """Add the eight steps to a script that calls fit."""
     script = plan.script
     calls = [c for c in script.calls if script.called(c).endswith(".compile")]
-    models = [c for c in calls if _is_model(c)]
+    own = {c: made for c in calls if (made := _own_optimizers(script, c))}
+    models = [c for c in calls if _is_model(c) and c not in own]
     compiles = [c for c in models if not _passes_on(script, c)] or models
-    fits = [c for c in script.calls if _fits_model(script, c, compiles)]
-    if not fits or not compiles:
+    fits = [c for c in script.calls if _fits_model(script, c, [*compiles, *own])]
+    if not fits or not (compiles or own):
         raise UsageError(
             f"{script.path}: Keras, but no model.compile(optimizer=...) with a model.fit(x, ...)"
         )
     warm_ups = [_distribute(plan, call) for call in compiles]
     for call in calls:
-        if _may_be_model(script, call):
+        if call in own:
+            _distribute_all(plan, call, own[call])
+        elif _may_be_model(script, call):
             plan.todo(call, "pass a hvd.DistributedOptimizer for each optimizer of this model.")
             warm_ups.append("?")
-    _name_own_steps(plan)
-    numbers = all(warm_ups) and not _own_schedule(script)
-    if not numbers:
+    _name_own_steps(plan, bool(own))
+    changes = not all(warm_ups) or _own_schedule(script)
+    numbers = not changes and not own
+    if changes:
         plan.todo(
             fits[0],
             "the script sets the learning rate: the values must be hvd.size() times larger too, "
@@ -112,19 +116,33 @@ def _passes_on(script: Script, call: cst.Call) -> bool:
     return bound is not None and bound.how == "parameter"
 
 
+def _own_optimizers(script: Script, call: cst.Call) -> tuple[cst.BaseExpression, ...]:
+    """Return the optimizers in a call of a model's own `compile`, which takes several."""
+    given = [a.value for a in call.args if is_optimizer(script, script.value(a.value))]
+    alone = len(given) == 1 and argument(call, "optimizer", 0) is given[0]
+    return () if alone else tuple(given)
+
+
 def _may_be_model(script: Script, call: cst.Call) -> bool:
     """Return whether a `compile` may be a model's whose optimizers are not recognised."""
     hidden = any(a.star == "**" or (a.keyword and "optim" in a.keyword.value) for a in call.args)
     return hidden and not _is_model(call) and not script.called(call).startswith("super()")
 
 
-def _name_own_steps(plan: Plan) -> None:
-    """Leave loops with a step of their own, beside `fit`, to the author."""
+def _name_own_steps(plan: Plan, own: bool) -> None:
+    """Leave loops with a step of their own, beside `fit`, to the author.
+
+    Args:
+        plan: the plan to extend.
+        own: whether a model has a compile of its own, whose optimizers its train_step uses.
+    """
     script = plan.script
     for call in script.calls:
         optimizer = receiver(call, "apply_gradients")
         # compile wraps the optimizer of a model, which is self.optimizer in its train_step.
-        if optimizer is not None and not script.code(optimizer).endswith(".optimizer"):
+        in_model = own and script.class_of(call) is not None
+        known = optimizer is None or script.code(optimizer).endswith(".optimizer")
+        if not known and not in_model:
             plan.todo(call, "wrap this optimizer, and shard the data of its loop.")
 
 
@@ -362,13 +380,13 @@ def scale_optimizer(plan: Plan, call: cst.Call) -> str:
             plan.todo(call, "multiply the learning rate by hvd.size().")
             return ""
         plan.add_argument(call, f"learning_rate={default} * hvd.size()")
-        plan.step(4, words.LINEAR, call)
+        plan.step(4, words.LINEAR, call, once=True)
         return f"{default} * hvd.size()"
     if not is_number(script, rate):
         plan.todo(call, words.SCHEDULE)
         return ""
     scale(plan, rate)
-    plan.step(4, words.LINEAR, call)
+    plan.step(4, words.LINEAR, call, once=True)
     return scaled(script, rate) if is_literal(rate) else "?"
 
 
@@ -391,6 +409,17 @@ def _distribute(plan: Plan, compile_: cst.Call) -> str:
         return scale_optimizer(plan, made)
     plan.todo(compile_, "multiply the learning rate by hvd.size() where the optimizer is made.")
     return "?"
+
+
+def _distribute_all(
+    plan: Plan, compile_: cst.Call, optimizers: Sequence[cst.BaseExpression]
+) -> None:
+    """Scale and wrap all optimizers of a call of a model's own compile."""
+    plan.step(5, words.MEAN, compile_)
+    for given in optimizers:
+        plan.wrap(given, "hvd.DistributedOptimizer(", ")")
+        scale_optimizer(plan, cst.ensure_type(plan.script.value(given), cst.Call))
+    plan.todo(compile_, "raise these learning rates over a warm-up.")
 
 
 def _named(plan: Plan, compile_: cst.Call, given: cst.SimpleString | None, name: str) -> str:
