@@ -250,8 +250,9 @@ def _name_other_writers(plan: Plan) -> None:
     script = plan.script
     if not script.path.is_file():
         return
-    files = {own_module(script.path.resolve().parent, each.module) for each in script.imports}
-    for file in sorted(files - {None, script.path.resolve()}):
+    path = script.path.resolve()
+    found = (own_module(path.parent, each.module) for each in script.imports)
+    for file in sorted({file for file in found if file is not None and file != path}):
         try:
             module = read(file)
         except UsageError:
