@@ -38,6 +38,7 @@ from qsgd_hpc.eight_steps.names import (
     is_optimizer_name,
     is_scheduler,
     names_in,
+    plays,
     receiver,
 )
 from qsgd_hpc.eight_steps.tree import Branch, Collector, Loop, Tree, once_per_node
@@ -60,6 +61,7 @@ __all__ = [
     "is_scheduler",
     "names_in",
     "parse",
+    "plays",
     "read",
     "receiver",
     "source",

@@ -618,3 +618,20 @@ def test_a_class_next_to_the_script_that_writes_is_pointed_out(tmp_path):
     assert [each for each in told if "writes a file" in each] == [
         "Stop of stopping.py writes a file (line 4): let only rank 0 do that."
     ]
+
+
+@pytest.mark.parametrize(("line", "told"), [("env.step(1)", "play other episodes"), ("", "shard")])
+def test_ranks_that_play_are_told_to_play_differently(line, told):
+    made = done(
+        f"""
+        import torch
+        net = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for episode in range(9):
+            {line}
+            optimizer.zero_grad()
+            net(torch.ones(8)).sum().backward()
+            optimizer.step()
+        """
+    )
+    assert any(told in note.text for note in made.to_decide)

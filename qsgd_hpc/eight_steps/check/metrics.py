@@ -10,7 +10,7 @@ import libcst as cst
 from qsgd_hpc.eight_steps.check.broadcast import add_callback, callbacks_module, fit_of
 from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Finding, Severity
-from qsgd_hpc.eight_steps.reading import Binding, Framework, argument
+from qsgd_hpc.eight_steps.reading import Binding, Framework, argument, plays
 
 __all__ = ["check"]
 
@@ -24,7 +24,6 @@ AVERAGES = (
 )  # fmt: skip
 # Each rank has its own environment, also where no data is sharded.
 REWARD = re.compile(r"reward", re.IGNORECASE)
-EPISODE = re.compile(r"(^|[._])envs?\.step$")
 CLOCK = re.compile(r"^(time\.(time|monotonic|perf_counter)|datetime\.datetime\.(utc)?now)$")
 SHARDS = frozenset(("rank", "size", "ElasticSampler"))
 # Keras's callbacks that make decisions from a metric, separately on each rank.
@@ -139,7 +138,7 @@ def _is_own(facts: Facts, test: cst.BaseExpression, averaged: Set[Binding | None
     By a metric of a shard, an environment, or a clock.
     """
     found = facts.reach(test)
-    episode = any(EPISODE.search(facts.script.code(call.func)) for call in found.calls)
+    episode = any(plays(facts.script.code(call.func)) for call in found.calls)
     rewards = {each for each in found.bindings if REWARD.search(each.name)}
     metrics = {each for each in found.bindings if METRIC.search(each.name)}
     known = found.api & set(AVERAGES) or averaged & (metrics | rewards)

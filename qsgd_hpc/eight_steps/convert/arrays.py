@@ -10,9 +10,9 @@ import libcst as cst
 from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, extent, subscripted, training
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import Script, dotted, names_in
+from qsgd_hpc.eight_steps.reading import Script, dotted, names_in, plays
 
-__all__ = ["point_out_parts", "shard_arrays", "slice_of"]
+__all__ = ["leave_data", "point_out_parts", "shard_arrays", "slice_of"]
 
 SIZE = re.compile(r"(^|\.)(len|int|max|min|round|ceil|floor|size|randperm|permutation|arange)$")
 
@@ -20,6 +20,13 @@ SIZE = re.compile(r"(^|\.)(len|int|max|min|round|ceil|floor|size|randperm|permut
 def slice_of(name: str) -> str:
     """Return the slice of a rank's part of an array, as Python code."""
     return f"slice(hvd.rank(), len({name}) // hvd.size() * hvd.size(), hvd.size())"
+
+
+def leave_data(plan: Plan, loop: TrainLoop) -> None:
+    """Leave the data of a loop, which were not recognised, to the author."""
+    script = plan.script
+    played = any(plays(script.code(call.func)) for call in script.calls)
+    plan.todo(loop.loop, words.PLAY_IT if played else words.SHARD_IT)
 
 
 def shard_arrays(plan: Plan, loop: TrainLoop) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, words
-from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
+from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.loops import reaching, train_loops
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import (
@@ -40,7 +40,7 @@ def convert_jax(plan: Plan) -> None:
         )
     for loop in loops:
         if not shard_arrays(plan, loop):
-            plan.todo(loop.loop, words.SHARD_IT)
+            leave_data(plan, loop)
     point_out_parts(plan, loops)
     made = _optimizers(script)
     steps = steps_of(script, loops, ())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, tf_data, words
-from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
+from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.downloads import download_once
 from qsgd_hpc.eight_steps.convert.keras_script import is_optimizer, reseed, scale_optimizer
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, reaching, train_loops
@@ -78,7 +78,7 @@ def _data(plan: Plan, loop: TrainLoop) -> None:
     elif not shard_arrays(plan, loop):
         if over is not None:
             tf_data.takes(plan, over)
-        plan.todo(loop.loop, words.SHARD_IT)
+        leave_data(plan, loop)
 
 
 def _steps(plan: Plan, loops: tuple[TrainLoop, ...]) -> Steps:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, torch_data, words
-from qsgd_hpc.eight_steps.convert.arrays import point_out_parts, shard_arrays
+from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.downloads import download_once, wait_behind
 from qsgd_hpc.eight_steps.convert.loops import (
     TrainLoop,
@@ -50,7 +50,7 @@ def convert_torch(plan: Plan) -> None:
     torch_data.shard_loaders(plan, loaders)
     for loop in loops:
         if not loaders.train and not shard_arrays(plan, loop):
-            plan.todo(loop.loop, words.SHARD_IT)
+            leave_data(plan, loop)
     point_out_parts(plan, loops)
     torch_data.set_epochs(plan, loaders)
     names, unsized = loaders.names(script), loaders.unsized(script)

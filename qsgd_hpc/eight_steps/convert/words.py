@@ -15,6 +15,10 @@ WRITTEN = "All ranks have the same state, so one copy is enough."
 
 # Open decisions.
 SHARD_IT = "shard the data: a rank's part of it, of equal size on all ranks."
+PLAY_IT = (
+    "let each rank play other episodes: add hvd.rank() to the seeds of the environment and, after "
+    "the broadcast of the parameters, of the actions."
+)
 SCALE_IT = "multiply the learning rate by hvd.size(), after a warm-up."
 RAISE_IT = "raise the learning rate to this value over a warm-up."
 CLIP_IT = "average the gradients before clipping: see docs/training.md."
