@@ -38,8 +38,13 @@ def value_of(variable: Any) -> NDArray[Any]:
 def broadcast_values(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Set variables to their values on root_rank; shapes must be equal."""
+    """Set variables to their values on root_rank; shapes must be equal.
+
+    Raises:
+        UsageError: the ranks have other variables; on every rank.
+    """
     with BACKEND.outside_of_graphs():
+        _require_equal_names([name_of(v) for v in variables], process_set)
         values = [value_of(v) for v in variables]
         handles = [
             arrays.broadcast_async_(value, root_rank, f"variable.{i}.{name_of(v)}", process_set)
@@ -47,6 +52,23 @@ def broadcast_values(
         ]
         for variable, handle in zip(variables, handles, strict=True):
             variable.assign(handle.wait())
+
+
+def _require_equal_names(names: list[str], process_set: ProcessSet) -> None:
+    everyone = arrays.allgather_object(names, process_set=process_set)
+    ranks = process_set.ranks or []
+    for rank, theirs in zip(ranks, everyone, strict=True):
+        if theirs == everyone[0]:
+            continue
+        pairs = zip(theirs, everyone[0], strict=False)
+        here, there = next((p for p in pairs if p[0] != p[1]), (len(theirs), len(everyone[0])))
+        what = "name of a variable" if isinstance(here, str) else "number of variables"
+        raise UsageError(
+            f"the {what} to broadcast is {here!r} on rank {rank} and {there!r} on rank "
+            f"{ranks[0]}. Create the model and its optimizer in the same way on every rank. To "
+            "continue from a file, load it on every rank: Keras may name a loaded model's "
+            "variables differently"
+        )
 
 
 def require_equal(variables: Sequence[Any], process_set: ProcessSet = global_process_set) -> None:

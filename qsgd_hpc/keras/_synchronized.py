@@ -181,6 +181,9 @@ class Synchronized(Optimizer):
         given = trainable_variables is not None
         variables = list(trainable_variables if given else self._trainable_variables)
         self._synchronization.used = True
+        if given and not self.built and BACKEND.have_values(variables):
+            with BACKEND.outside_of_graphs():  # as on ranks that have loaded their optimizer
+                self.build(variables)
         self._synchronization.begin(variables, self.variables)
         return variables
 

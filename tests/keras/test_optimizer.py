@@ -470,6 +470,61 @@ def test_gradients_have_the_same_names_on_ranks_that_have_loaded_their_optimizer
     assert names == {f"gradient.{model.trainable_variables[0].path}"}
 
 
+def steps_of_a_loop(model, optimizer, traced):
+    """Train by two steps of a custom loop, on TensorFlow also in a ``tf.function``."""
+    x, y = rows([hvd.rank()])
+
+    def tensorflow_step():
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    def torch_step():
+        model.zero_grad()
+        keras.losses.MeanSquaredError()(y, model(x)).backward()
+        gradients = [v.value.grad for v in model.trainable_variables]
+        optimizer.apply(gradients, model.trainable_variables)
+
+    step = torch_step
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        step = tf.function(tensorflow_step) if traced else tensorflow_step
+    for _ in range(2):
+        step()
+
+
+@several_ranks
+@pytest.mark.skipif(BACKEND == "jax", reason="values are not broadcast within a step on JAX")
+@pytest.mark.parametrize("loads", [0, 1])
+@pytest.mark.parametrize("traced", [False, True])
+def test_an_optimizer_that_one_rank_has_loaded_is_that_of_the_first_rank_in_a_loop(loads, traced):
+    code = hvd.Compression.qsgd(bits=2, min_elements=1)
+    model, optimizer = network(), of(keras.optimizers.Adam(0.1), compression=code)
+    if hvd.rank() == loads:
+        optimizer.build(model.trainable_variables)
+        optimizer.iterations.assign(7)
+    steps_of_a_loop(model, optimizer, traced)
+    assert int(keras.ops.convert_to_numpy(optimizer.iterations)) == (9 if loads == 0 else 2)
+    assert replicas_are_identical(model)
+    states = hvd.allgather_object(flat(map(keras.ops.convert_to_numpy, optimizer.variables)))
+    assert all(np.array_equal(each, states[0]) for each in states)
+
+
+@several_ranks
+@pytest.mark.skipif(BACKEND == "jax", reason="values are not broadcast within a step on JAX")
+def test_models_whose_variables_have_other_names_on_some_rank_raise_and_name_both():
+    given = keras.Input((6,))
+    name = "of_first" if hvd.rank() == 0 else "of_others"
+    model = keras.Model(given, keras.layers.Dense(3, name=name)(given))
+    model.compile(of(keras.optimizers.SGD(0.1)), "mse")
+    with pytest.raises(hvd.UsageError, match="'of_others/kernel' on rank 1 and 'of_first/kernel'"):
+        fit(model)
+
+
 @several_ranks
 @pytest.mark.parametrize("names", [("of_turns", "of_turns"), ("first", "second")])
 def test_models_that_take_turns_do_not_share_error_feedback_silently(names):
