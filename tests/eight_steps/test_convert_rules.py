@@ -241,6 +241,20 @@ def test_a_drawn_seed_is_that_of_rank_0(line, agreed):
     assert not any("different numbers" in note.text for note in made.to_decide)
 
 
+@pytest.mark.parametrize(
+    ("used", "agreed"),
+    [
+        ("reseed()", True),
+        ("loader = make(worker_init_fn=reseed)", False),
+        ("for sample in range(8):\n    reseed()", False),
+    ],
+)
+def test_a_seed_of_each_sample_or_worker_stays(used, agreed):
+    text = f"import random\ndef reseed(*_):\n    seed: int = random.randint(0, 9)\n{used}\n"
+    made = done(text + NOISY.format(drawn=""))
+    assert ("hvd.broadcast_object(random.randint(0, 9))" in made.after) == agreed
+
+
 def test_ranks_draw_alike_until_they_train():
     text = torch_script(
         """

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import Script, dotted, find
+from qsgd_hpc.eight_steps.reading import DEPTH, Script, dotted, find
 
 __all__ = [
     "PIN_BY_ENVIRONMENT",
@@ -193,7 +193,7 @@ def agree_on_random_numbers(plan: Plan) -> None:
 
 def _is_seed(script: Script, call: cst.Call) -> bool:
     """Return whether a script draws a seed here once, such as `args.seed = random.randint(...)`."""
-    if not DRAWN_SEED.match(script.called(call)) or script.loops(call) or script.class_of(call):
+    if not DRAWN_SEED.match(script.called(call)) or not _runs_once(script, call):
         return False
     for around in script.ancestors(call):
         if isinstance(around, cst.Call) and SEEDED.search(script.called(around)):
@@ -204,6 +204,19 @@ def _is_seed(script: Script, call: cst.Call) -> bool:
                 return True
         if isinstance(around, cst.Assign):
             return any(SEEDED.search(dotted(target.target)) for target in around.targets)
+        if isinstance(around, cst.AnnAssign):
+            return bool(SEEDED.search(dotted(around.target)))
         if isinstance(around, cst.BaseStatement):
             return False
     return False
+
+
+def _runs_once(script: Script, call: cst.Call, depth: int = DEPTH) -> bool:
+    """Return whether each rank makes a call once, not for samples or in a loader's workers."""
+    if script.loops(call) or script.class_of(call) or not depth:
+        return False
+    function = script.function(call)
+    callers = [each for each in script.calls if script.definition(each) is function]
+    return function is None or (
+        bool(callers) and all(_runs_once(script, each, depth - 1) for each in callers)
+    )
