@@ -139,6 +139,26 @@ def test_gradients_that_add_up_are_reduced_once_for_a_step():
     assert any("number of backward passes per step" in note.text for note in made.to_decide)
 
 
+def test_a_generator_that_trains_in_some_steps_only_has_one_backward_pass_in_each():
+    text = torch_script("critic = make_model()\ns = torch.optim.Adam(critic.parameters())").replace(
+        "total += loss.item()",
+        "s.zero_grad()\n        if step % every == 0:\n"
+        "            critic(model(x)).mean().backward()\n            s.step()",
+    )
+    made = done(f"every = 5\n{text}")
+    assert "backward_passes_per_step" not in made.after
+    assert not any("passes per step" in note.text for note in made.to_decide)
+
+
+def test_passes_that_add_up_in_two_branches_are_counted():
+    lines = "if step % parts == 0:\n{0}loss.backward()\n{0}optimizer.step()\n{1}else:\n"
+    lines += "{0}loss.backward()"
+    both = lines.format(12 * " ", 8 * " ")
+    text = torch_script().replace("loss.backward()\n        optimizer.step()", both)
+    made = done(text.replace("seed(0)", "seed(0)\nparts = 4"))
+    assert "backward_passes_per_step=parts" in made.after
+
+
 BUILT = """
 import torch
 
