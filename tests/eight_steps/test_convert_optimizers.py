@@ -221,6 +221,34 @@ def test_the_optimizer_of_a_train_state_is_wrapped_and_the_state_broadcast():
     assert "max(1, (len(x) - 31) // 32)" in after
 
 
+def test_a_train_state_that_a_function_returns_is_broadcast_there():
+    text = """
+import jax
+import optax
+from flax.training import train_state
+
+@jax.jit
+def gradients(state, x):
+    return jax.value_and_grad(loss_of)(state.params, x)
+
+def make():
+    return train_state.TrainState.create(apply_fn=f, params=p, tx=optax.adam(1e-3))
+
+x, test = jax.numpy.ones((64, 2)), jax.numpy.ones((8, 2))
+state = make()
+for epoch in range(3):
+    for i in range(0, len(x) - 31, 32):
+        loss, grads = gradients(state, x[i : i + 32])
+        state = state.apply_gradients(grads=grads)
+    loss, _ = gradients(state, test)
+"""
+    made = done(text)
+    made_state = "train_state.TrainState.create(apply_fn=f, params=p, tx=hvd.Distributed"
+    assert f"return hvd.broadcast_parameters({made_state}" in made.after
+    # The loop over epochs, which tests by the same function, is no training loop.
+    assert not any("shard the data" in note.text for note in made.to_decide)
+
+
 @pytest.mark.parametrize("step", ["opt_head.step()", "scaler.step(opt_head)"])
 def test_an_optimizer_from_elsewhere_is_left_to_the_author(step):
     own = "from lion_pytorch import Lion\nopt_head = Lion(head.parameters())"
