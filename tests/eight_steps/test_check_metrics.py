@@ -55,6 +55,19 @@ for epoch in range(3):
             "if hvd.rank() == 0:\n    print(loss)",
             ["QH801"],
         ),
+        # The same, if the function returns several values.
+        (
+            "def losses_of(y):\n    total = y.sum()\n    return total, y.max()\n"
+            "own, _ = losses_of(model(mine))\nloss, _ = losses_of(model(x))\n"
+            "if hvd.rank() == 0:\n    print(loss)",
+            [],
+        ),
+        (
+            "def losses_of(y):\n    total = y.sum()\n    return total, y.max()\n"
+            "whole, _ = losses_of(model(x))\nloss, _ = losses_of(model(mine))\n"
+            "if hvd.rank() == 0:\n    print(loss)",
+            ["QH801"],
+        ),
         (
             "def say(loss):\n    if hvd.rank() == 0:\n        print(loss)\nsay(x)\nsay(mine)",
             ["QH801"],

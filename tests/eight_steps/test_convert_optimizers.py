@@ -139,6 +139,26 @@ def test_gradients_that_add_up_are_reduced_once_for_a_step():
     assert any("number of backward passes per step" in note.text for note in made.to_decide)
 
 
+def test_a_generator_that_trains_in_some_steps_only_has_one_backward_pass_in_each():
+    text = torch_script("critic = make_model()\ns = torch.optim.Adam(critic.parameters())").replace(
+        "total += loss.item()",
+        "s.zero_grad()\n        if step % every == 0:\n"
+        "            critic(model(x)).mean().backward()\n            s.step()",
+    )
+    made = done(f"every = 5\n{text}")
+    assert "backward_passes_per_step" not in made.after
+    assert not any("passes per step" in note.text for note in made.to_decide)
+
+
+def test_passes_that_add_up_in_two_branches_are_counted():
+    lines = "if step % parts == 0:\n{0}loss.backward()\n{0}optimizer.step()\n{1}else:\n"
+    lines += "{0}loss.backward()"
+    both = lines.format(12 * " ", 8 * " ")
+    text = torch_script().replace("loss.backward()\n        optimizer.step()", both)
+    made = done(text.replace("seed(0)", "seed(0)\nparts = 4"))
+    assert "backward_passes_per_step=parts" in made.after
+
+
 BUILT = """
 import torch
 
@@ -199,6 +219,34 @@ def test_the_optimizer_of_a_train_state_is_wrapped_and_the_state_broadcast():
     assert "state = hvd.broadcast_parameters(state, root_rank=0)" in after
     assert "allreduce_gradients" not in after
     assert "max(1, (len(x) - 31) // 32)" in after
+
+
+def test_a_train_state_that_a_function_returns_is_broadcast_there():
+    text = """
+import jax
+import optax
+from flax.training import train_state
+
+@jax.jit
+def gradients(state, x):
+    return jax.value_and_grad(loss_of)(state.params, x)
+
+def make():
+    return train_state.TrainState.create(apply_fn=f, params=p, tx=optax.adam(1e-3))
+
+x, test = jax.numpy.ones((64, 2)), jax.numpy.ones((8, 2))
+state = make()
+for epoch in range(3):
+    for i in range(0, len(x) - 31, 32):
+        loss, grads = gradients(state, x[i : i + 32])
+        state = state.apply_gradients(grads=grads)
+    loss, _ = gradients(state, test)
+"""
+    made = done(text)
+    made_state = "train_state.TrainState.create(apply_fn=f, params=p, tx=hvd.Distributed"
+    assert f"return hvd.broadcast_parameters({made_state}" in made.after
+    # The loop over epochs, which tests by the same function, is no training loop.
+    assert not any("shard the data" in note.text for note in made.to_decide)
 
 
 @pytest.mark.parametrize("step", ["opt_head.step()", "scaler.step(opt_head)"])

@@ -211,6 +211,14 @@ def test_an_unseeded_split_of_the_data_is_pointed_out():
     assert any("random_state=0" in note.text for note in done(text).to_decide)
 
 
+def test_what_a_training_step_draws_may_differ_between_ranks():
+    step = "def noise(x):\n    return x + np.random.normal(0, 1, len(x))\n"
+    text = torch_script().replace("model(x)", "model(noise(x))")
+    assert not done(f"import numpy as np\n{step}{text}").to_decide
+    made = done(f"import numpy as np\n{step}data = noise(data)\n{text}")
+    assert any("ranks draw different numbers" in note.text for note in made.to_decide)
+
+
 @pytest.mark.parametrize(
     "draw",
     [

@@ -121,6 +121,13 @@ def returned(script: Script, found: Binding) -> list[cst.BaseExpression]:
     return [*elements, *(each.value for each in call.args)] if elements else []
 
 
+def unpacked(script: Script, found: Binding) -> set[cst.CSTNode]:
+    """Return the own function that `a, b = f(x)` calls for one of its names, if any."""
+    call = found.value if found.how == "part" else None
+    own = script.definition(call) if isinstance(call, cst.Call) else None
+    return {own} if own is not None else set()
+
+
 @lru_cache(maxsize=8)
 def changes(script: Script) -> dict[str, list[cst.CSTNode]]:
     """Return, by name, the values added to lists, dictionaries or numbers in the script."""
@@ -194,6 +201,7 @@ def reach(script: Script, *starts: cst.CSTNode) -> Reach:
             for found in possible(script, node):
                 if found.how != "import":
                     bindings.add(found)
+                    entered |= unpacked(script, found) - around
                     if found.how == "parameter" and script.scope(found.at) in entered:
                         waiting.extend([found.value] if found.value is not None else [])
                     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -11,8 +12,9 @@ from qsgd_hpc.eight_steps.check import Severity, check
 from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.conversion import FRAMEWORKS, Conversion
 from qsgd_hpc.eight_steps.convert.conversion import convert as converted
-from qsgd_hpc.eight_steps.convert.plan import TODO
+from qsgd_hpc.eight_steps.convert.plan import TODO, WIDTH, Edit, apply
 from qsgd_hpc.eight_steps.lines import lines as split
+from qsgd_hpc.eight_steps.lines import margin
 from qsgd_hpc.eight_steps.reading import parse, source
 from qsgd_hpc.eight_steps.steps import STEPS
 from qsgd_hpc.errors import UsageError
@@ -51,7 +53,7 @@ def convert(script: Path, output: Path | None, framework: str, diff: bool, expla
     qsgd-hpc run -np 2 train_hvd.py
     qsgd-hpc convert train.py --diff --explain
     """
-    done = converted(source(script), script, FRAMEWORKS.get(framework))
+    done = _marked(converted(source(script), script, FRAMEWORKS.get(framework)))
     if output is not None:
         _write(output, done)
     if diff:
@@ -71,8 +73,27 @@ def convert(script: Path, output: Path | None, framework: str, diff: bool, expla
         click.echo(listed, err=to_stderr)
 
 
-def _wrapped(text: str, indent: str) -> str:
-    return textwrap.fill(text, 96, initial_indent=indent, subsequent_indent=indent)
+def _marked(done: Conversion) -> Conversion:
+    """Mark where ranks would leave a loop by a value of their own, which ends in a deadlock."""
+    if not done.changed:
+        return done
+    script = parse(done.after, done.path)
+    edits = []
+    for found in check(script):
+        if found.rule.id == "QH802":
+            line = script.lines[found.line - 1]
+            indent = line[margin(line) : len(line) - len(line.lstrip())]
+            text = _wrapped(f"{TODO} {found.reason}. {found.remedy}", indent, f"{indent}# ")
+            start = script.offset((found.line, margin(line)))
+            newline = script.module.default_newline
+            edits.append(Edit(start, start, text.replace("\n", newline) + newline))
+    return replace(done, after=apply(done.after, edits))
+
+
+def _wrapped(text: str, indent: str, further: str | None = None) -> str:
+    rest = indent if further is None else further
+    width = max(WIDTH, len(rest) + 40)
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=rest)
 
 
 def _explanation(done: Conversion) -> str:

@@ -25,12 +25,13 @@ OPTIMIZERS = re.compile(
     r"^optax\.(adabelief|adadelta|adafactor|adagrad|adam|adamax|adamaxw|adamw|adan|amsgrad|fromage"
     r"|lamb|lars|lion|nadam|nadamw|noisy_sgd|novograd|radam|rmsprop|rprop|sgd|sm3|yogi)$"
 )
+UPDATES = re.compile(r"^optax\.\w+\(\)\.update$|\.apply_gradients$")
 
 
 def convert_jax(plan: Plan) -> None:
     """Add the eight steps to a script that trains with JAX."""
     script = plan.script
-    updates = [c for c in script.calls if re.match(r"^optax\.\w+\(\)\.update$", script.called(c))]
+    updates = [c for c in script.calls if UPDATES.search(script.called(c))]
     gradients = [c for c in script.calls if _takes_gradients(script, c)]
     loops = train_loops(script, updates or gradients)
     if not loops:
@@ -145,7 +146,10 @@ def _broadcast(plan: Plan, made: Sequence[cst.Call], outer: cst.CSTNode) -> None
     for call, name in _states(script):
         if name:
             plan.after(call, *plan.comment(6, words.ALIKE, call), broadcast.format(name))
-            done = True
+        else:
+            plan.step(6, words.ALIKE, call)
+            plan.wrap(call, "hvd.broadcast_parameters(", ", root_rank=0)")
+        done = True
     begun = {f"{script.called(call)}().init" for call in made}
     for call in script.calls:
         name = dotted(call.args[0].value) if call.args else ""

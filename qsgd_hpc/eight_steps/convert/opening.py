@@ -172,13 +172,13 @@ def agree_on_random_numbers(plan: Plan) -> None:
     python_seeded = not called.isdisjoint(("random.seed", *SEEDS))
     for call in script.calls:
         name = script.called(call)
-        once = not script.loops(call) and script.class_of(call) is None
+        once = not _is_repeated(script, call) and script.class_of(call) is None
         shuffles = "ShuffleSplit" in name or find(call, "shuffle") is not None
         split = name.endswith("model_selection.train_test_split") or (
             bool(FOLDS.search(name)) and shuffles
         )
         open_split = split and find(call, "random_state") is None and not seeded
-        open_draw = (bool(NUMPY.match(name)) and not seeded and not script.loops(call)) or (
+        open_draw = (bool(NUMPY.match(name)) and not seeded and not _is_repeated(script, call)) or (
             bool(PYTHON.match(name)) and not python_seeded and once
         )
         open_generator = name in GENERATORS and not call.args
@@ -189,6 +189,14 @@ def agree_on_random_numbers(plan: Plan) -> None:
             plan.todo(
                 call, f"ranks draw different numbers here: give it {how}, so that they agree."
             )
+
+
+def _is_repeated(script: Script, call: cst.Call, depth: int = DEPTH) -> bool:
+    """Return whether a loop repeats a call, or all calls of its function, as of a training step."""
+    if script.loops(call):
+        return True
+    calls = script.calls_of(script.function(call))
+    return bool(calls and depth) and all(_is_repeated(script, c, depth - 1) for c in calls)
 
 
 def _is_seed(script: Script, call: cst.Call) -> bool:

@@ -14,6 +14,7 @@ from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import WIDTH, Plan
 from qsgd_hpc.eight_steps.convert.rates import TORCH_RATES, Steps, scale, torch_rates
 from qsgd_hpc.eight_steps.reading import (
+    Branch,
     Script,
     dotted,
     find,
@@ -153,8 +154,11 @@ def _passes(plan: Plan, loops: Sequence[TrainLoop], each: Made) -> str:
                     return f", backward_passes_per_step={script.code(node)}"
         if len(backward) > len(inner) and (inner or outer):
             plan.todo(loop.loop, "several backward() per step: pass backward_passes_per_step=.")
-    for call in steps:
+    own = [call for call in steps if dotted(_stepped(call)) == each.target]
+    for call in own or steps:
         for branch in script.branches(call):
+            if _has_passes(script, branch):
+                break
             for node in script.inside(branch.test):
                 if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Modulo):
                     plan.todo(
@@ -166,6 +170,13 @@ def _passes(plan: Plan, loops: Sequence[TrainLoop], each: Made) -> str:
                         plan.todo(each.statement, "pass the number of backward passes per step.")
                     return f", backward_passes_per_step={text}"
     return ""
+
+
+def _has_passes(script: Script, branch: Branch) -> bool:
+    """Return whether backward passes are in the taken branch only, so that a step follows each."""
+    calls = [c for c in script.calls_in(branch.node) if script.called(c).endswith(".backward")]
+    taken = {b.taken for c in calls for b in script.branches(c) if b.node is branch.node}
+    return taken == {branch.taken}
 
 
 def _is_known(plan: Plan, node: cst.BaseExpression, each: Made) -> bool:
@@ -182,10 +193,17 @@ def _is_step(script: Script, call: cst.Call) -> bool:
         return False
     if not isinstance(call.func, cst.Attribute) and not call.args:  # of step = optimizer.step
         return bool(OPTIMIZER.match(name.removesuffix(".step").removesuffix("()")))
-    node = call.args[0].value if call.args else cst.ensure_type(call.func, cst.Attribute).value
+    node = _stepped(call)
     made = script.qualified(node).removesuffix("()")
     # One that a function or a method of the script returns is known by its name only.
     return bool(OPTIMIZER.match(made)) or is_optimizer_name(node)
+
+
+def _stepped(call: cst.Call) -> cst.BaseExpression:
+    """Return the optimizer of its own step, or of a loss scaler's; a function if it has no name."""
+    if call.args:
+        return call.args[0].value
+    return call.func.value if isinstance(call.func, cst.Attribute) else call.func
 
 
 def _broadcast(
