@@ -323,15 +323,14 @@ def _set_by_hand(script: Script) -> list[cst.SimpleString]:
 
 
 def _is_set_again(plan: Plan) -> bool:
-    """Leave a rate that the script sets anew, whatever it was before, to the author."""
-    for key in _set_by_hand(plan.script):
-        if _is_forgotten(plan.script, key):
-            plan.todo(
-                key,
-                "this sets the learning rate again: multiply it by hvd.size() too, with a warm-up.",
-            )
-            return True
-    return False
+    """Leave rates that the script sets anew, whatever they were before, to the author."""
+    found = [key for key in _set_by_hand(plan.script) if _is_forgotten(plan.script, key)]
+    for key in found:
+        plan.todo(
+            key,
+            "this sets the learning rate again: multiply it by hvd.size() too, with a warm-up.",
+        )
+    return bool(found)
 
 
 def _restores(script: Script, call: cst.Call, target: str) -> bool:
