@@ -159,6 +159,59 @@ def test_passes_that_add_up_in_two_branches_are_counted():
     assert "backward_passes_per_step=parts" in made.after
 
 
+GAN = """
+import torch
+
+critic, generator = make(1), make(2)
+d_opt = torch.optim.Adam(critic.parameters())
+g_opt = torch.optim.Adam(generator.parameters())
+for x, z in loader:
+    {zero}.zero_grad()
+    loss_of(critic(x), 1).backward()
+    loss_of(critic(generator(z)), 0).backward()
+    d_opt.step()
+    g_opt.zero_grad()
+    loss_of(critic(generator(z)), 1).backward()
+    g_opt.step()
+"""
+
+
+@pytest.mark.parametrize("zero", ["d_opt", "critic"])
+def test_the_losses_of_a_gan_reach_only_the_models_that_step_next(zero):
+    made = done(GAN.format(zero=zero))
+    own = ".backward(inputs=[p for p in {}.parameters() if p.requires_grad])"
+    assert made.after.count(own.format("critic")) == 2
+    assert made.after.count(own.format("generator")) == 1
+    assert made.after.count("backward_passes_per_step=2") == 1
+    assert "critic.named_parameters(), backward_passes_per_step=2" in made.after
+    told = [note.text for note in made.to_decide]
+    assert not any("several" in text for text in told), told
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    {zero}.zero_grad()\n", ""),  # gradients of the generator's loss are used
+        ("torch.optim.Adam(critic.parameters())", "torch.optim.Adam(both)"),
+        ("Adam(critic.parameters())", "Adam([*critic.parameters(), scale])"),
+        ("generator.parameters()", "critic.parameters()"),
+        ("    d_opt.step()\n", ""),
+        (
+            "    {zero}.zero_grad()\n",
+            "    d_opt.zero_grad()\n    if x:\n        g_opt.zero_grad()\n",
+        ),
+    ],
+)
+def test_losses_that_may_be_meant_for_several_optimizers_are_left_to_the_author(old, new):
+    assert old in GAN
+    text = GAN.replace(old, new)
+    if "if x" in new:  # and no longer between the two turns
+        text = text.replace("\n    g_opt.zero_grad()\n    loss_of", "\n    loss_of")
+    made = done(text.format(zero="d_opt"))
+    assert "inputs=" not in made.after
+    assert any("a loss reaches those of one optimizer only" in n.text for n in made.to_decide)
+
+
 BUILT = """
 import torch
 

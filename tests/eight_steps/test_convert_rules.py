@@ -113,6 +113,13 @@ def test_a_rate_that_the_loop_sets_anew_is_marked_where_it_is_set():
     assert lines[at - 2].strip().startswith("# qsgd-hpc: TODO this sets the learning rate again")
 
 
+def test_each_place_that_sets_the_rate_anew_is_marked():
+    setup = "optimizer.param_groups[0]['lr'] = found"  # by a search for a rate, before the training
+    made = done(torch_script(setup, clip="optimizer.param_groups[0]['lr'] = rate(step)\n        "))
+    told = [note.text for note in made.to_decide]
+    assert ["multiply it by hvd.size()" in text for text in told] == [True, True]
+
+
 @pytest.mark.parametrize("change", ["['lr'] *= 0.5", "['lr'] = group['initial_lr'] * rise(step)"])
 def test_a_rate_that_the_loop_only_changes_is_scaled_where_it_began(change):
     made = done(torch_script(clip=f"group{change}\n        "))

@@ -164,9 +164,8 @@ def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None
         plan.todo(at, drawn)
         return
     if len(found) != 1:
-        plan.todo(
-            at, "shard this data set, before it is shuffled: ds.shard(hvd.size(), hvd.rank())."
-        )
+        text = "shard this data set, before it is shuffled: ds.shard(hvd.size(), hvd.rank()), with "
+        plan.todo(at, f"{text}equally many batches on all ranks.")
         return
     call = found[0]
     if call in plan.sharded:

@@ -13,6 +13,7 @@ from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, last_with_ca
 from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import WIDTH, Plan
 from qsgd_hpc.eight_steps.convert.rates import TORCH_RATES, Steps, scale, torch_rates
+from qsgd_hpc.eight_steps.convert.turns import Turn, separate, stepped, turns
 from qsgd_hpc.eight_steps.reading import (
     Branch,
     Script,
@@ -77,11 +78,28 @@ def models(script: Script, call: cst.Call) -> tuple[list[str], str]:
     return names, f", named_parameters={names[0]}.named_parameters()" if whole else ""
 
 
+def _whole_models(script: Script, calls: Sequence[cst.Call]) -> list[str]:
+    """Return the models of an optimizer, if it has all of their parameters and no others."""
+    given = find(calls[0], "params", 0)
+    names, _ = models(script, calls[0])
+    if given is None or len(calls) > 1:
+        return []
+    tops = {name.partition(".")[0] for name in names}
+    known = {*names, *tops, *(f"{name}.parameters" for name in names)}
+    known |= {name.rpartition(".")[0] for name in names}
+    read = names_in(script.value(given.value))
+    return names if read <= known | {"itertools", "itertools.chain", "chain", "list"} else []
+
+
 def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) -> None:
     """Scale the rates, wrap the optimizers, and broadcast their and the models' initial state."""
     script = plan.script
     trained = training(script, loops)
     found = made(plan)
+    owned = {each.target: _whole_models(script, each.calls) for each in found if each.target}
+    calls = {each.target: each.calls[0] for each in found}
+    in_turns = turns(script, owned, calls) if len(owned) == len(found) > 1 else ()
+    separate(plan, in_turns, owned)
     for each in found:
         scaled = [call for call in each.calls if not has_own_rate(script.called(call))]
         for call in scaled:
@@ -90,7 +108,7 @@ def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) 
             _wrap_in_place(plan, each.calls[0], _passes(plan, loops, each))
             continue
         names, named = models(script, each.calls[0])
-        passes = _passes(plan, loops, each)
+        passes = _in_turn(in_turns, each) if in_turns else _passes(plan, loops, each)
         given = f"{each.target}{named}{passes}"
         wrap = [f"{each.target} = hvd.DistributedOptimizer({given})"]
         if len(wrap[0]) + len(script.indentation(each.statement)) > WIDTH:
@@ -99,7 +117,7 @@ def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) 
         if scaled:
             warm_up(plan, each.target, each.statement, steps, len(found) == 1)
         _broadcast(plan, each, names, trained)
-    if len(found) > 1:
+    if len(found) > 1 and not in_turns:
         plan.todo(
             found[0].statement,
             "several optimizers: check that each wraps its own parameters, and that a loss reaches "
@@ -134,6 +152,12 @@ def _wrap_in_place(plan: Plan, call: cst.Call, passes: str) -> None:
         plan.todo(call, "raise the learning rate to this over a warm-up.")
 
 
+def _in_turn(found: Sequence[Turn], each: Made) -> str:
+    """Return the argument for the backward passes in an optimizer's turn, "" for a single one."""
+    count = sum(each.target in turn.steps for turn in found)
+    return f", backward_passes_per_step={count}" if count > 1 else ""
+
+
 def _passes(plan: Plan, loops: Sequence[TrainLoop], each: Made) -> str:
     """Return the argument for gradients that are accumulated over several batches, or ""."""
     script = plan.script
@@ -154,7 +178,7 @@ def _passes(plan: Plan, loops: Sequence[TrainLoop], each: Made) -> str:
                     return f", backward_passes_per_step={script.code(node)}"
         if len(backward) > len(inner) and (inner or outer):
             plan.todo(loop.loop, "several backward() per step: pass backward_passes_per_step=.")
-    own = [call for call in steps if dotted(_stepped(call)) == each.target]
+    own = [call for call in steps if dotted(stepped(call)) == each.target]
     for call in own or steps:
         for branch in script.branches(call):
             if _has_passes(script, branch):
@@ -193,17 +217,10 @@ def _is_step(script: Script, call: cst.Call) -> bool:
         return False
     if not isinstance(call.func, cst.Attribute) and not call.args:  # of step = optimizer.step
         return bool(OPTIMIZER.match(name.removesuffix(".step").removesuffix("()")))
-    node = _stepped(call)
+    node = stepped(call)
     made = script.qualified(node).removesuffix("()")
     # One that a function or a method of the script returns is known by its name only.
     return bool(OPTIMIZER.match(made)) or is_optimizer_name(node)
-
-
-def _stepped(call: cst.Call) -> cst.BaseExpression:
-    """Return the optimizer of its own step, or of a loss scaler's; a function if it has no name."""
-    if call.args:
-        return call.args[0].value
-    return call.func.value if isinstance(call.func, cst.Attribute) else call.func
 
 
 def _broadcast(
@@ -306,15 +323,14 @@ def _set_by_hand(script: Script) -> list[cst.SimpleString]:
 
 
 def _is_set_again(plan: Plan) -> bool:
-    """Leave a rate that the script sets anew, whatever it was before, to the author."""
-    for key in _set_by_hand(plan.script):
-        if _is_forgotten(plan.script, key):
-            plan.todo(
-                key,
-                "this sets the learning rate again: multiply it by hvd.size() too, with a warm-up.",
-            )
-            return True
-    return False
+    """Leave rates that the script sets anew, whatever they were before, to the author."""
+    found = [key for key in _set_by_hand(plan.script) if _is_forgotten(plan.script, key)]
+    for key in found:
+        plan.todo(
+            key,
+            "this sets the learning rate again: multiply it by hvd.size() too, with a warm-up.",
+        )
+    return bool(found)
 
 
 def _restores(script: Script, call: cst.Call, target: str) -> bool:
