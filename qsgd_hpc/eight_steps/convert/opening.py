@@ -224,7 +224,6 @@ def _runs_once(script: Script, call: cst.Call, depth: int = DEPTH) -> bool:
     if script.loops(call) or script.class_of(call) or not depth:
         return False
     function = script.function(call)
-    callers = [each for each in script.calls if script.definition(each) is function]
-    return function is None or (
-        bool(callers) and all(_runs_once(script, each, depth - 1) for each in callers)
-    )
+    callers = script.calls_of(function)
+    once = bool(callers) and all(_runs_once(script, each, depth - 1) for each in callers)
+    return function is None or once
