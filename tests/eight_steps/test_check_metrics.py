@@ -55,6 +55,20 @@ for epoch in range(3):
             "if hvd.rank() == 0:\n    print(loss)",
             ["QH801"],
         ),
+        # Sums of other functions have the same names.
+        (
+            "def trained():\n    meter = Meter()\n    meter.update(model(mine).sum())\n"
+            "    return meter\ndef tested():\n    meter = Meter()\n"
+            "    meter.update(model(x).sum())\n    return meter\nown = trained()\n"
+            "loss = tested()\nif hvd.rank() == 0:\n    print(loss)",
+            [],
+        ),
+        (
+            "def add(losses):\n    losses.append(model(mine).sum())\nfound = []\nadd(found)\n"
+            "def whole():\n    losses = []\n    add(losses)\n    return losses\nloss = whole()\n"
+            "if hvd.rank() == 0:\n    print(loss)",
+            ["QH801"],
+        ),
         # The same, if the function returns several values.
         (
             "def losses_of(y):\n    total = y.sum()\n    return total, y.max()\n"

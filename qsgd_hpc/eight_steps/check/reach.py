@@ -83,7 +83,7 @@ def entries(script: Script, node: cst.CSTNode) -> list[cst.CSTNode]:
         return []
     assert isinstance(node, cst.Subscript)
     made = [b.value for b in script.candidates(node.value, later=True) if b.value is not None]
-    found: list[cst.CSTNode] = [*changes(script).get(dotted(node.value), ())]
+    found: list[cst.CSTNode] = changed_at(script, place_of(script, node.value))
     has = False
     for each in made:
         if not isinstance(each, cst.Dict):
@@ -128,21 +128,49 @@ def unpacked(script: Script, found: Binding) -> set[cst.CSTNode]:
     return {own} if own is not None else set()
 
 
+Place = tuple[cst.CSTNode | None, str]  # the function of a local name, and the name
+
+
 @lru_cache(maxsize=8)
-def changes(script: Script) -> dict[str, list[cst.CSTNode]]:
-    """Return, by name, the values added to lists, dictionaries or numbers in the script."""
-    found: dict[str, list[cst.CSTNode]] = {}
+def shared(script: Script) -> frozenset[str]:
+    """Return the names that functions declare as global or nonlocal."""
+    found = (n for n in script.nodes if isinstance(n, cst.Global | cst.Nonlocal))
+    return frozenset(item.name.value for each in found for item in each.names)
+
+
+def place_of(script: Script, node: cst.CSTNode) -> Place:
+    """Return the function in which a name is local, and the name; None and the name for others.
+
+    Others are known everywhere, or given to a function under any name.
+    """
+    name, scope = dotted(node), script.scope(node)
+    own = script.bindings.get((scope, name), ()) if isinstance(scope, cst.FunctionDef) else ()
+    local = bool(own) and "." not in name and name not in shared(script)
+    return (scope if local and all(b.how != "parameter" for b in own) else None, name)
+
+
+@lru_cache(maxsize=8)
+def changes(script: Script) -> dict[Place, list[cst.CSTNode]]:
+    """Return the values added to the lists, dictionaries or numbers of the script."""
+    found: dict[Place, list[cst.CSTNode]] = {}
     for node in script.nodes:
         if isinstance(node, cst.Call):
             if (owner := receiver(node, *CHANGERS)) is not None:
-                found.setdefault(dotted(owner), []).extend(each.value for each in node.args)
+                added = [each.value for each in node.args]
+                found.setdefault(place_of(script, owner), []).extend(added)
         elif isinstance(node, cst.Assign):
             for each in node.targets:
                 if isinstance(each.target, cst.Subscript):
-                    found.setdefault(dotted(each.target.value), []).append(node.value)
+                    found.setdefault(place_of(script, each.target.value), []).append(node.value)
         elif isinstance(node, cst.AugAssign):
-            found.setdefault(dotted(node.target), []).append(node.value)
+            found.setdefault(place_of(script, node.target), []).append(node.value)
     return found
+
+
+def changed_at(script: Script, place: Place) -> list[cst.CSTNode]:
+    """Return the values that may be added to what a name at this place stands for."""
+    known = changes(script)
+    return [value for each in {place, (None, place[1])} for value in known.get(each, ())]
 
 
 def compared(script: Script, node: cst.CSTNode) -> bool:
@@ -174,7 +202,7 @@ def reach(script: Script, *starts: cst.CSTNode) -> Reach:
     calls: set[cst.Call] = set()
     bindings: set[Binding] = set()
     seen: set[cst.CSTNode] = set()
-    changed: set[str] = set()
+    changed: set[Place] = set()
     entered: set[cst.CSTNode] = set()  # functions whose call, with its arguments, is reached
     around = {each for node in starts for each in script.functions(node)}
     waiting: list[cst.CSTNode] = list(starts)
@@ -206,8 +234,8 @@ def reach(script: Script, *starts: cst.CSTNode) -> Reach:
                         waiting.extend([found.value] if found.value is not None else [])
                     else:
                         waiting.extend(sources(script, found))
-            name = dotted(node)
-            if name not in changed:
-                changed.add(name)
-                waiting.extend(changes(script).get(name, ()))
+            place = place_of(script, node)
+            if place not in changed:
+                changed.add(place)
+                waiting.extend(changed_at(script, place))
     return Reach(frozenset(api), frozenset(calls), frozenset(bindings))
