@@ -395,6 +395,22 @@ def test_all_optimizers_of_an_own_compile_are_wrapped(given):
     assert not any("wrap this optimizer" in text for text in told)
 
 
+@pytest.mark.parametrize(("given", "told"), [("", True), ("steps_per_epoch=100, ", False)])
+def test_a_data_set_of_unknown_length_needs_a_number_for_the_warm_up(given, told):
+    made = done(
+        f"""
+        import tensorflow as tf
+        data = tf.data.TFRecordDataset(files).map(parse).batch(32)
+        model = tf.keras.Sequential(layers)
+        model.compile(tf.keras.optimizers.Adam(1e-3), "mse")
+        model.fit(data, {given}epochs=2)
+        """
+    )
+    assert "LearningRateWarmupCallback" in made.after
+    texts = [note.text for note in made.to_decide]
+    assert any("pass steps_per_epoch= to the warm-up" in text for text in texts) == told
+
+
 KERAS = """
 import keras
 first, second = make_models()

@@ -24,6 +24,8 @@ SEED = re.compile(
     r"^(keras\.utils|tensorflow\.keras\.utils)\.set_random_seed$|^tensorflow\.random\.set_seed$"
 )
 OPTIMIZER = re.compile(r"^(keras|tensorflow(\.keras)?)\.optimizers\.(legacy\.)?[A-Z]\w*$")
+# Data sets whose number of batches is unknown before they are read.
+UNSIZED = re.compile(r"(TFRecord|TextLine|Csv)Dataset|make_csv_dataset|\.from_generator$")
 LOADS = re.compile(r"(^|\.)(load_model|load_weights)$")
 
 
@@ -55,6 +57,7 @@ def convert_keras(plan: Plan) -> None:
             "the script sets the learning rate: the values must be hvd.size() times larger too, "
             "after a warm-up.",
         )
+    unsized = any(UNSIZED.search(script.called(c)) for c in script.calls)
     for fit in fits:
         _data(plan, fit)
         _quiet(plan, fit)
@@ -63,6 +66,8 @@ def convert_keras(plan: Plan) -> None:
         if rate == "?" and model is not None:
             rate = f"float({script.code(model)}.optimizer.learning_rate)"
         callback = f"hvd.callbacks.LearningRateWarmupCallback({rate}, warmup_epochs=1)"
+        if numbers and unsized and find(fit, "steps_per_epoch") is None:
+            plan.todo(fit, "pass steps_per_epoch= to the warm-up: Keras may not know the number.")
         _add_callbacks(plan, fit, callback if numbers else "", _keeps_list(script, fit, fits, rate))
     for call in script.calls:
         called = script.called(call)
