@@ -24,7 +24,8 @@ _observers: weakref.WeakSet[Any] = weakref.WeakSet()
 def report_skipped_steps(observer: Any) -> None:
     """Call ``observer.forget_skipped(parameters)`` after each step that ``observer.scaler`` skips.
 
-    An optimizer with this method need not be registered: its own skipped steps are reported to it.
+    An optimizer whose ``keeps_residuals`` is true need not be registered: its own skipped steps are
+    reported to it.
 
     Args:
         observer: is referred to weakly; its scaler may change.
@@ -49,8 +50,9 @@ def _has_overflown(scaler: Any, optimizer: Any) -> bool:
 
 def _report_if_skipped(scaler: Any, optimizer: Any) -> None:
     concerned = [each for each in _observers if each.scaler is scaler]
-    if hasattr(optimizer, "forget_skipped"):
+    if getattr(optimizer, "keeps_residuals", False):
         concerned.append(optimizer)
+    # Reading the flag waits for the device.
     if concerned and _has_overflown(scaler, optimizer):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for each in concerned:

@@ -79,6 +79,11 @@ class _Distributed(Wrapped):
             self._nonfinite = self._reducer.finish()
             self._completed = True
 
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether error feedback may have residuals, which a skipped step makes wrong."""
+        return isinstance(self._reduction.compression, Lossy) and not self._reducer.alone
+
     def forget_skipped(self, parameters: Iterable[torch.Tensor]) -> None:
         """After a loss scaler has skipped a step, drop the residuals, which are of its gradients.
 
@@ -87,8 +92,7 @@ class _Distributed(Wrapped):
         Args:
             parameters: of this optimizer, all of them.
         """
-        if isinstance(self._reduction.compression, Lossy) and not self._reducer.alone:
-            self._reducer.forget_residuals()
+        self._reducer.forget_residuals()
 
     def _is_reduced(self) -> bool:
         return (self._synchronized or self._completed) and not self._reducer.fresh

@@ -74,6 +74,19 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(compression, end, fused):
         assert all(p.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_only_error_feedback_reads_whether_a_fused_step_was_skipped(compression, monkeypatch):
+    # A fused optimizer reads the flag on the device; the host would wait for the device.
+    model, optimizer = build(COMPRESSIONS[compression](), fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaled_backward(model, optimizer, scaler, 0)
+    read = []
+    item = torch.Tensor.item
+    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: read.append(0) or item(tensor))
+    scaler.step(optimizer)
+    assert bool(read) == (compression == "4 bits" and hvd.size() > 1)
+
+
 def test_scaled_gradients_train_as_unscaled_ones_do():
     model, optimizer = build(hvd.Compression.none)
     plain, plain_optimizer = build(hvd.Compression.none)
