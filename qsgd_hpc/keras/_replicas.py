@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -15,7 +15,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.keras._backend import BACKEND
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
-__all__ = ["broadcast_values", "name_of", "require_equal", "value_of"]
+__all__ = ["broadcast_values", "name_of", "require_equal", "unequal", "value_of"]
 
 REMEDY = (
     "Either gradients bypass the DistributedOptimizer (a train_step that changes variables by "
@@ -54,18 +54,31 @@ def broadcast_values(
             variable.assign(handle.wait())
 
 
-def _require_equal_names(names: list[str], process_set: ProcessSet) -> None:
-    everyone = arrays.allgather_object(names, process_set=process_set)
+def unequal(mine: Any, process_set: ProcessSet) -> Iterator[tuple[int, Any, int, Any]]:
+    """Compare a value over the ranks of the set; collective.
+
+    Args:
+        mine: this rank's value, which can be pickled.
+        process_set: the ranks.
+    Yields:
+        For each rank whose value is another than the first rank's: the rank and its value, the
+        first rank and its value.
+    """
+    everyone = arrays.allgather_object(mine, process_set=process_set)
     ranks = process_set.ranks or []
     for rank, theirs in zip(ranks, everyone, strict=True):
-        if theirs == everyone[0]:
-            continue
-        pairs = zip(theirs, everyone[0], strict=False)
-        here, there = next((p for p in pairs if p[0] != p[1]), (len(theirs), len(everyone[0])))
+        if theirs != everyone[0]:
+            yield rank, theirs, ranks[0], everyone[0]
+
+
+def _require_equal_names(names: list[str], process_set: ProcessSet) -> None:
+    for rank, theirs, first_rank, first in unequal(names, process_set):
+        pairs = zip(theirs, first, strict=False)
+        here, there = next((p for p in pairs if p[0] != p[1]), (len(theirs), len(first)))
         what = "name of a variable" if isinstance(here, str) else "number of variables"
         raise UsageError(
             f"the {what} to broadcast is {here!r} on rank {rank} and {there!r} on rank "
-            f"{ranks[0]}. Create the model and its optimizer in the same way on every rank. To "
+            f"{first_rank}. Create the model and its optimizer in the same way on every rank. To "
             "continue from a file, load it on every rank: Keras may name a loaded model's "
             "variables differently"
         )
@@ -78,17 +91,13 @@ def require_equal(variables: Sequence[Any], process_set: ProcessSet = global_pro
         UsageError: on every rank; it names a variable and a rank.
     """
     mine = [(name_of(v), _digest(v)) for v in variables]
-    everyone = arrays.allgather_object(mine, process_set=process_set)
-    ranks = process_set.ranks or []
-    for rank, theirs in zip(ranks, everyone, strict=True):
-        if theirs == everyone[0]:
-            continue
-        pairs = zip(theirs, everyone[0], strict=False)
-        unequal = [name for (name, digest), (_, first) in pairs if digest != first]
-        what = f"variable {unequal[0]!r}" if unequal else "the number of variables"
+    for rank, theirs, first_rank, first in unequal(mine, process_set):
+        pairs = zip(theirs, first, strict=False)
+        names = [name for (name, digest), (_, expected) in pairs if digest != expected]
+        what = f"variable {names[0]!r}" if names else "the number of variables"
         raise UsageError(
-            f"after training, {what} of rank {rank} differs from that of rank {ranks[0]} "
-            f"({len(unequal)} of {len(mine)} variables do). {REMEDY}"
+            f"after training, {what} of rank {rank} differs from that of rank {first_rank} "
+            f"({len(names)} of {len(mine)} variables do). {REMEDY}"
         )
 
 

@@ -12,7 +12,7 @@ from qsgd_hpc import arrays
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.learning_rate import Schedule, warmup_multiplier
 from qsgd_hpc.frameworks.shared_names import is_shared
-from qsgd_hpc.keras._replicas import broadcast_values, name_of
+from qsgd_hpc.keras._replicas import broadcast_values, name_of, unequal
 from qsgd_hpc.keras.optimizer import synchronization_of
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
@@ -81,13 +81,12 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         """
         if not self._process_set.included() or getattr(self.model, "optimizer", None) is None:
             return
-        ranks = self._process_set.ranks or []
-        rates = arrays.allgather_object(_rates(self.model.optimizer), process_set=self._process_set)
-        for rank, rate in zip(ranks, rates, strict=True):
-            if self._done and rate != rates[0]:
+        mine = _rates(self.model.optimizer)
+        for rank, rate, first_rank, first in unequal(mine, self._process_set):
+            if self._done:
                 raise UsageError(
                     f"before epoch {epoch + 1} the learning rate of rank {rank} is {rate} and "
-                    f"that of rank {ranks[0]} is {rates[0]}. Callbacks that change it "
+                    f"that of rank {first_rank} is {first}. Callbacks that change it "
                     "(ReduceLROnPlateau, LearningRateScheduler) are needed on every rank, "
                     "after hvd.callbacks.MetricAverageCallback()"
                 )
@@ -129,24 +128,22 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if not self._process_set.included():
             return
         names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0)
-        self._require_equal(arrays.allgather_object(names, process_set=self._process_set))
+        self._require_equal(names)
         if logs is None or not names:
             return
         mine = np.array([float(logs[name]) for name in names], np.float64)
         averages = arrays.allreduce(mine, name="metrics", process_set=self._process_set)
         logs.update(zip(names, averages.tolist(), strict=True))
 
-    def _require_equal(self, everyone: list[list[str]]) -> None:
-        ranks = self._process_set.ranks or []
-        for rank, names in zip(ranks, everyone, strict=True):
-            if names != everyone[0]:
-                only = sorted(set(names) ^ set(everyone[0]))
-                raise UsageError(
-                    f"MetricAverageCallback: rank {rank} has the metrics {names}, rank "
-                    f"{ranks[0]} has {everyone[0]}; {only} are not on both. Compile the model "
-                    "equally on every rank, pass validation_data on every rank or on none, and "
-                    "place callbacks that log on one rank only after this one"
-                )
+    def _require_equal(self, mine: list[str]) -> None:
+        for rank, names, first_rank, first in unequal(mine, self._process_set):
+            only = sorted(set(names) ^ set(first))
+            raise UsageError(
+                f"MetricAverageCallback: rank {rank} has the metrics {names}, rank "
+                f"{first_rank} has {first}; {only} are not on both. Compile the model "
+                "equally on every rank, pass validation_data on every rank or on none, and "
+                "place callbacks that log on one rank only after this one"
+            )
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
