@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.process_sets import ProcessSet
@@ -48,11 +49,14 @@ def shutdown() -> None:
 
 
 def _finish_programs() -> None:
-    """Wait for arrays that are still being computed, unless this rank ends with an error."""
+    """Wait until no program runs on this rank's devices, unless it ends with an error."""
     if not basics.is_initialized() or hasattr(sys, "last_value"):
         return
+    # A script that has not kept its results may still be computing them. A device executes the
+    # programs of a thread in the order of their calls, so this one is the last.
+    last_programs = [jax.jit(jnp.negative)(jax.device_put(0, d)) for d in jax.local_devices()]
     live_arrays: Any = jax.live_arrays
-    for array in live_arrays():
+    for array in [*last_programs, *live_arrays()]:
         try:
             array.block_until_ready()
         except (jax.errors.JaxRuntimeError, RuntimeError):

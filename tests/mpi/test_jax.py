@@ -78,6 +78,40 @@ def test_a_program_ends_if_a_part_of_its_call_is_lost(run_ranks, python):
         assert f"rank {rank}: tensor 'allreduce.gradient.b'" in done.stdout
 
 
+# Rank 1 keeps no array, and its script ends while rank 0 is far from its last step.
+UNREAD = """
+import time
+import jax, jax.numpy as jnp, optax
+import qsgd_hpc.jax as hvd
+
+def train():
+    optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
+    weights = jnp.ones((64, 64))
+    state = optimizer.init(weights)
+
+    @jax.jit
+    def step(weights, state):
+        gradient = jax.grad(lambda w: (w**2).mean())(weights)
+        updates, state = optimizer.update(gradient, state, weights)
+        return optax.apply_updates(weights, updates), state
+
+    for _ in range(10):
+        weights, state = step(weights, state)
+        if hvd.rank() == 0:
+            weights.block_until_ready()
+            time.sleep(0.1)
+
+hvd.init()
+train()
+"""
+
+
+@pytest.mark.one_mpi
+def test_a_script_that_keeps_no_array_ends_after_its_last_step(run_ranks, python):
+    done = run_ranks(2, python, "-c", UNREAD, timeout_s=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 REFUSED = """
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
