@@ -395,6 +395,22 @@ def test_all_optimizers_of_an_own_compile_are_wrapped(given):
     assert not any("wrap this optimizer" in text for text in told)
 
 
+def test_a_model_beside_one_with_several_optimizers_keeps_its_warm_up():
+    made = done(
+        """
+        import keras
+        encoder, gan = make_models()
+        encoder.compile(keras.optimizers.Adam(1e-3), "mse")
+        gan.compile(keras.optimizers.Adam(1e-3), keras.optimizers.Adam(1e-3))
+        encoder.fit(x, y, epochs=2)
+        gan.fit(x, epochs=2)
+        """
+    ).after
+    warmed, together = made[made.index("encoder.fit") :].split("gan.fit")
+    assert "LearningRateWarmupCallback(1e-3 * hvd.size()" in warmed
+    assert "LearningRateWarmupCallback" not in together
+
+
 @pytest.mark.parametrize(("given", "told"), [("", True), ("steps_per_epoch=100, ", False)])
 def test_a_data_set_of_unknown_length_needs_a_number_for_the_warm_up(given, told):
     made = done(

@@ -50,25 +50,26 @@ def convert_keras(plan: Plan) -> None:
             warm_ups.append("?")
     _name_own_steps(plan, bool(own))
     changes = not all(warm_ups) or _own_schedule(script)
-    numbers = not changes and not own
     if changes:
         plan.todo(
             fits[0],
             "the script sets the learning rate: the values must be hvd.size() times larger too, "
             "after a warm-up.",
         )
+    several = {script.code(model) for c in own if (model := receiver(c))}
     unsized = any(UNSIZED.search(script.called(c)) for c in script.calls)
     for fit in fits:
         _data(plan, fit)
         _quiet(plan, fit)
         rate = warm_ups[0] if len(set(warm_ups)) == 1 else "?"
         model = receiver(fit)
+        warms_up = not changes and (model is None or script.code(model) not in several)
         if rate == "?" and model is not None:
             rate = f"float({script.code(model)}.optimizer.learning_rate)"
         callback = f"hvd.callbacks.LearningRateWarmupCallback({rate}, warmup_epochs=1)"
-        if numbers and unsized and find(fit, "steps_per_epoch") is None:
+        if warms_up and unsized and find(fit, "steps_per_epoch") is None:
             plan.todo(fit, "pass steps_per_epoch= to the warm-up: Keras may not know the number.")
-        _add_callbacks(plan, fit, callback if numbers else "", _keeps_list(script, fit, fits, rate))
+        _add_callbacks(plan, fit, callback if warms_up else "", _keeps_list(script, fit, fits, rate))
     for call in script.calls:
         called = script.called(call)
         if called.endswith((".evaluate", ".predict")) and script.definition(call) is None:
