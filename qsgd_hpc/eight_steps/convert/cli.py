@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+import libcst as cst
 
 from qsgd_hpc.eight_steps.check import Severity, check
 from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.conversion import FRAMEWORKS, Conversion
 from qsgd_hpc.eight_steps.convert.conversion import convert as converted
-from qsgd_hpc.eight_steps.convert.plan import TODO, WIDTH, Edit, apply
+from qsgd_hpc.eight_steps.convert.plan import TODO, WIDTH, Plan, apply
 from qsgd_hpc.eight_steps.lines import lines as split
-from qsgd_hpc.eight_steps.lines import margin
 from qsgd_hpc.eight_steps.reading import parse, source
 from qsgd_hpc.eight_steps.steps import STEPS
 from qsgd_hpc.errors import UsageError
@@ -78,22 +78,16 @@ def _marked(done: Conversion) -> Conversion:
     if not done.changed:
         return done
     script = parse(done.after, done.path)
-    edits = []
-    for found in check(script):
-        if found.rule.id == "QH802":
-            line = script.lines[found.line - 1]
-            indent = line[margin(line) : len(line) - len(line.lstrip())]
-            text = _wrapped(f"{TODO} {found.reason}. {found.remedy}", indent, f"{indent}# ")
-            start = script.offset((found.line, margin(line)))
-            newline = script.module.default_newline
-            edits.append(Edit(start, start, text.replace("\n", newline) + newline))
-    return replace(done, after=apply(done.after, edits))
+    plan = Plan(script)
+    found = {each.line: each for each in check(script) if each.rule.id == "QH802"}
+    for node in script.nodes:
+        if isinstance(node, cst.BaseStatement) and (each := found.get(script.line(node))):
+            plan.todo(node, f"{each.reason}. {each.remedy}")
+    return replace(done, after=apply(done.after, plan.edits))
 
 
-def _wrapped(text: str, indent: str, further: str | None = None) -> str:
-    rest = indent if further is None else further
-    width = max(WIDTH, len(rest) + 40)
-    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=rest)
+def _indented(text: str) -> str:
+    return textwrap.indent(textwrap.fill(text, WIDTH - 2), "  ")
 
 
 def _explanation(done: Conversion) -> str:
@@ -103,13 +97,13 @@ def _explanation(done: Conversion) -> str:
     ]
     for step in STEPS:
         notes = [note for note in done.notes if note.step == step.number]
-        parts += ["", f"Step {step.number}: {step.name}", _wrapped(step.why, "  ")]
+        parts += ["", f"Step {step.number}: {step.name}", _indented(step.why)]
         texts: dict[str, list[int]] = {}
         for note in notes:
             texts.setdefault(note.text, []).append(note.line)
         for text, lines in texts.items():
             where = ", ".join(str(line) for line in sorted(set(lines)))
-            parts.append(_wrapped(f"line {where}: {text}", "  "))
+            parts.append(_indented(f"line {where}: {text}"))
         if not notes:
             parts.append("  No change in this script.")
     return "\n".join(parts)
