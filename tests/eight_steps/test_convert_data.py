@@ -54,6 +54,62 @@ def test_options_that_may_have_a_sampler_are_left_to_the_author(given):
     assert any("its arguments are not written here" in note.text for note in made.to_decide)
 
 
+SAMPLED = """
+import torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data.sampler import SubsetRandomSampler
+
+model = make_model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+mine = {sampler}
+loader = DataLoader({data}, batch_size=8, sampler={given})
+for epoch in range(2):
+    for x, y in loader:
+        loss_of(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("given", ["mine", None])
+@pytest.mark.parametrize(
+    ("sampler", "subset", "shuffle"),
+    [
+        ("RandomSampler(data)", "", ""),
+        ("SequentialSampler(data)", "", ", shuffle=False"),
+        ("SubsetRandomSampler(order[split:])", "order[split:]", ""),
+    ],
+)
+def test_a_sampler_that_draws_each_sample_once_is_replaced(sampler, subset, shuffle, given):
+    made = done(SAMPLED.format(sampler=sampler, data="data", given=given or sampler))
+    name = given or "train_sampler"
+    samples = "train_samples" if subset else "data"
+    chosen = f"    train_samples = torch.utils.data.Subset(data, {subset})\n" if subset else ""
+    assert (
+        f"if hvd.size() > 1:\n{chosen}"
+        f"    {name} = torch.utils.data.distributed.DistributedSampler(\n"
+        f"        {samples}, num_replicas=hvd.size(), rank=hvd.rank(){shuffle}\n"
+        "    )\n"
+        f"loader = DataLoader({samples}, batch_size=8, sampler={name})\n"
+    ) in made.after
+    assert ("set_epoch(epoch)" in made.after) == (not shuffle)
+    assert not made.to_decide
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        "RandomSampler(data, replacement=True)",
+        "RandomSampler(other)",
+        "WeightedRandomSampler(weights, 100)",
+        "make_sampler(data)",
+    ],
+)
+def test_a_sampler_that_draws_otherwise_is_left_to_the_author(sampler):
+    made = done(SAMPLED.format(sampler=sampler, data="data", given="mine"))
+    assert "DistributedSampler(" not in made.after
+    assert any("sampler of its own" in note.text for note in made.to_decide)
+
+
 ALIKE = "generator=None if hvd.size() == 1 else torch.Generator().manual_seed(0)"
 
 

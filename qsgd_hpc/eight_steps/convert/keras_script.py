@@ -69,7 +69,9 @@ def convert_keras(plan: Plan) -> None:
         callback = f"hvd.callbacks.LearningRateWarmupCallback({rate}, warmup_epochs=1)"
         if warms_up and unsized and find(fit, "steps_per_epoch") is None:
             plan.todo(fit, "pass steps_per_epoch= to the warm-up: Keras may not know the number.")
-        _add_callbacks(plan, fit, callback if warms_up else "", _keeps_list(script, fit, fits, rate))
+        _add_callbacks(
+            plan, fit, callback if warms_up else "", _keeps_list(script, fit, fits, rate)
+        )
     for call in script.calls:
         called = script.called(call)
         if called.endswith((".evaluate", ".predict")) and script.definition(call) is None:

@@ -15,6 +15,8 @@ from qsgd_hpc.eight_steps.reading import Script, dotted, find
 
 __all__ = ["Loaders", "find_loaders", "set_epochs", "shard_loaders"]
 
+# Samplers whose place a DistributedSampler can take.
+REPLACED = re.compile(r"^torch\.utils\.data\.(sampler\.)?(SubsetRandom|Random|Sequential)Sampler$")
 DRAWS = re.compile(r"^torch\.utils\.data\.(sampler\.)?(SubsetRandom|Random|WeightedRandom)Sampler$")
 LOADER = re.compile(r"^torch\.utils\.data\.(dataloader\.)?DataLoader$")
 TEXT = "Each rank draws from its own part, of equal size on all ranks; unchanged on one rank."
@@ -55,8 +57,10 @@ def options_of(call: cst.Call) -> str:
     return dotted(stars[0].value) if len(stars) == 1 and stars[0].star == "**" else ""
 
 
-def may_shuffle(call: cst.Call) -> bool:
-    return shuffles(call) or bool(options_of(call))
+def may_shuffle(script: Script, call: cst.Call) -> bool:
+    own = _own_sampler(script, call)
+    draws = own is not None and DRAWS.match(script.called(own))
+    return shuffles(call) or bool(options_of(call) or draws)
 
 
 def find_loaders(script: Script, loops: Sequence[TrainLoop]) -> Loaders:
@@ -121,7 +125,8 @@ def _shuffle_alike(plan: Plan, call: cst.Call) -> None:
 
 def _reason_against(script: Script, call: cst.Call) -> str:
     own = find(call, "sampler", 3)
-    if find(call, "batch_sampler") or (own and dotted(script.value(own.value)) != "None"):
+    is_none = own is None or dotted(script.value(own.value)) == "None"
+    if find(call, "batch_sampler") or not (is_none or _own_sampler(script, call)):
         return "it has a sampler of its own"
     if any(a.star for a in call.args) and not (_always_shuffles(call) or _only_options(call)):
         return "its arguments are not written here"
@@ -132,6 +137,22 @@ def _reason_against(script: Script, call: cst.Call) -> str:
     if _stream_of(script, call) is not None:
         return "an iterable data set has to divide itself among the ranks"
     return "" if find(call, "dataset", 0) is not None else "its data set is not written here"
+
+
+def _own_sampler(script: Script, call: cst.Call) -> cst.Call | None:
+    """Return the sampler of a loader, made beside it, that draws all data or a subset once."""
+    own, data = find(call, "sampler", 3), find(call, "dataset", 0)
+    made = script.value(own.value) if own is not None else None
+    if not isinstance(made, cst.Call) or not REPLACED.match(script.called(made)):
+        return None
+    if data is None or len(made.args) != 1 or script.function(made) is not script.function(call):
+        return None
+    whole = script.code(made.args[0].value) == script.code(data.value)
+    return made if whole or _draws_subset(script, made) else None
+
+
+def _draws_subset(script: Script, sampler: cst.Call) -> bool:
+    return script.called(sampler).endswith("SubsetRandomSampler")
 
 
 def _always_shuffles(call: cst.Call) -> bool:
@@ -176,23 +197,59 @@ def _shard(plan: Plan, call: cst.Call) -> None:
     if _only_options(call):
         _shard_with_options(plan, call, lines, data, sampler, options_of(call))
         return
+    if (own := _own_sampler(script, call)) is not None:
+        _replace_sampler(plan, call, own, lines, data, stem)
+        return
     order = find(call, "shuffle", 2)
     shuffle = script.code(order.value) if order is not None else "False"
-    keep = "" if shuffle == "True" else f", shuffle={shuffle}"
-    lines += [
+    plan.before(
+        call,
+        *lines,
         f"{sampler} = None",
         "if hvd.size() > 1:",
-        f"    {sampler} = {sampler_of(script)}(",
-        f"        {data}, num_replicas=hvd.size(), rank=hvd.rank(){keep}",
-        "    )",
-    ]
-    plan.before(call, *lines)
+        *_distributed(script, sampler, data, shuffle),
+    )
     if order is None or shuffle == "False":
         _give_sampler(plan, call, sampler)
     else:
         alone = f"{sampler} is None"
         plan.replace(order.value, alone if shuffle == "True" else f"{alone} and {shuffle}")
         _give_sampler(plan, call, sampler)
+
+
+def _distributed(script: Script, sampler: str, data: str, shuffle: str) -> list[str]:
+    keep = "" if shuffle == "True" else f", shuffle={shuffle}"
+    return [
+        f"    {sampler} = {sampler_of(script)}(",
+        f"        {data}, num_replicas=hvd.size(), rank=hvd.rank(){keep}",
+        "    )",
+    ]
+
+
+def _replace_sampler(
+    plan: Plan, call: cst.Call, own: cst.Call, lines: list[str], data: str, stem: str
+) -> None:
+    """On several ranks, put a distributed sampler in the place of a loader's own."""
+    script = plan.script
+    given, samples = find(call, "sampler", 3), find(call, "dataset", 0)
+    assert given is not None and samples is not None
+    sampler = dotted(given.value)  # the script may use its length, too
+    if not sampler:
+        sampler = f"{stem}_sampler"
+        lines.append(f"{sampler} = {script.code(given.value)}")
+        plan.replace(given.value, sampler)
+    chosen = []
+    if _draws_subset(script, own):
+        torch = script.name_of("torch") or "torch"
+        subset = f"{torch}.utils.data.Subset({data}, {script.code(own.args[0].value)})"
+        if dotted(samples.value):
+            lines.append(f"{stem}_samples = {data}")
+            data = f"{stem}_samples"
+            plan.replace(samples.value, data)
+        chosen = [f"    {data} = {subset}"]
+    shuffle = str(may_shuffle(script, call))
+    made = _distributed(script, sampler, data, shuffle)
+    plan.before(call, *lines, "if hvd.size() > 1:", *chosen, *made)
 
 
 def _give_sampler(plan: Plan, call: cst.Call, sampler: str) -> None:
@@ -234,9 +291,9 @@ def set_epochs(plan: Plan, loaders: Loaders) -> None:
     script = plan.script
     is_set = False
     for loop, calls in loaders.fed:
-        shuffled = [c for c in calls if c in loaders.train and may_shuffle(c)]
+        shuffled = [c for c in calls if c in loaders.train and may_shuffle(script, c)]
         over = iterable(script, loop.loop)
-        unseen = not calls and any(may_shuffle(c) for c in loaders.train)
+        unseen = not calls and any(may_shuffle(script, c) for c in loaders.train)
         if not (shuffled or unseen) or over is None or not dotted(over):
             continue
         is_set = True
@@ -249,7 +306,7 @@ def set_epochs(plan: Plan, loaders: Loaders) -> None:
         text = "A new order in each epoch, the same on every rank."
         lines = (f"if {test}:", f"    {loader}.sampler.set_epoch({epoch})")
         plan.step(3, text, loop.loop, *lines)
-    if not is_set and any(may_shuffle(call) for call in loaders.train):
+    if not is_set and any(may_shuffle(script, call) for call in loaders.train):
         loop = loaders.fed[0][0]
         plan.todo(loop.loop, "sampler.set_epoch(epoch) before each epoch; else all have one order.")
 
