@@ -203,13 +203,13 @@ FAULTS = (
         True,
     ),
     Fault(
-        "torch_loader",
+        "torch_trainer",
         "QH503",
-        WRAPPED,
-        "    critic = nn.Linear(8, 2)\n"
-        "    other = hvd.DistributedOptimizer(optim.SGD(critic.parameters(), lr=hvd.size()))\n"
-        "    optimizer = hvd.DistributedOptimizer(optimizer)\n",
-        "    optimizer = hvd.Dist",
+        "            named_parameters=self.model.named_parameters(),\n        )\n",
+        "        )\n"
+        "        critic = Linear(8, 2)\n"
+        "        self.other = hvd.DistributedOptimizer(Adam(critic.parameters(), lr=hvd.size()))\n",
+        "self.other = hvd.Dist",
     ),
     Fault(
         "torch_loader",

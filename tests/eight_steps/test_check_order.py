@@ -259,6 +259,17 @@ def test_each_loader_that_a_function_returns_is_judged_by_itself(train, found):
     assert ("QH301" in rules("hvd.init()\n" + LOADERS.format(train=train))) == found
 
 
+@pytest.mark.parametrize(("package", "found"), [("horovod", True), ("qsgd_hpc", False)])
+def test_only_horovod_needs_names_for_two_optimizers(package, found):
+    text = f"""import torch
+import {package}.torch as hvd
+hvd.init()
+first = hvd.DistributedOptimizer(torch.optim.SGD(one.parameters(), lr=hvd.size()))
+second = hvd.DistributedOptimizer(torch.optim.SGD(two.parameters(), lr=hvd.size()))
+"""
+    assert ("QH503" in [each.rule.id for each in check(parse(text))]) == found
+
+
 def test_two_optimizers_of_keras_need_no_names():
     text = """import keras, torch
 import horovod.keras as hvd

@@ -310,9 +310,11 @@ def gradient_of(facts: Facts, tape: cst.Call) -> cst.Call | None:
 
 
 def check_names(facts: Facts) -> Iterator[Finding]:
-    """Find several optimizers whose gradients have the same names."""
+    """Find several optimizers whose gradients have the same names in Horovod."""
     script = facts.script
-    if Framework.TORCH not in script.frameworks:
+    # This package numbers them.
+    horovod = any(each.module.startswith("horovod") for each in script.distributed)
+    if Framework.TORCH not in script.frameworks or not horovod:
         return
     unnamed = [
         call
@@ -325,7 +327,7 @@ def check_names(facts: Facts) -> Iterator[Finding]:
         same = script.function(earlier) is script.function(later)
         if same and not script.exclusive(earlier, later):
             line = script.line(earlier)
-            reason = f"its gradients have the same names as those of the optimizer in line {line}"
+            reason = f"Horovod names its gradients as those of the optimizer in line {line}"
             yield facts.finding("QH503", later, reason)
 
 
