@@ -335,6 +335,20 @@ def test_an_optimizer_from_a_method_of_a_model_is_wrapped_there():
     assert not any("wrap this optimizer" in note.text for note in made.to_decide)
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("model.parameters()", True),
+        ("list(model.parameters())", True),
+        ("list(model.parameters()) + list(head.parameters())", False),
+        ("model.layers.parameters()", False),
+    ],
+)
+def test_gradients_are_named_if_the_optimizer_has_exactly_those_of_a_model(given, named):
+    made = done(torch_script().replace("model.parameters()", given)).after
+    assert ("named_parameters=model.named_parameters()" in made) == named
+
+
 OWN_COMPILE = """
 import keras
 

@@ -74,7 +74,9 @@ def models(script: Script, call: cst.Call) -> tuple[list[str], str]:
     for node in script.inside(expression):
         names.append(dotted(receiver(node, "parameters", "named_parameters")))
     names = list(dict.fromkeys(n for n in names if n))
-    whole = len(names) == 1 and script.code(expression) == f"{names[0]}.parameters()"
+    code = script.code(expression)
+    code = code.removeprefix("list(").removesuffix(")") if code.startswith("list(") else code
+    whole = len(names) == 1 and code == f"{names[0]}.parameters()"
     return names, f", named_parameters={names[0]}.named_parameters()" if whole else ""
 
 
