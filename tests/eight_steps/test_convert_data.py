@@ -110,6 +110,35 @@ def test_a_sampler_that_draws_otherwise_is_left_to_the_author(sampler):
     assert any("sampler of its own" in note.text for note in made.to_decide)
 
 
+OF_JAX = """
+import jax
+import optax
+from torch.utils.data import DataLoader
+from torchvision.datasets import MNIST
+
+data = MNIST("data", download=True)
+loader = DataLoader(data, batch_size=8, shuffle=True)
+optimizer = optax.adam(1e-3)
+state = optimizer.init(params)
+for epoch in range(2):
+    for x, y in loader:
+        loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
+        updates, state = optimizer.update(gradients, state)
+        params = optax.apply_updates(params, updates)
+"""
+
+
+def test_a_loader_of_pytorch_in_a_script_of_jax_is_sharded():
+    made = done(OF_JAX)
+    assert "import torch\n" in made.after
+    assert "torch.manual_seed(hvd.broadcast_object(torch.initial_seed()))" in made.after
+    assert "if hvd.local_rank() != 0:\n    hvd.barrier()\ndata = MNIST(" in made.after
+    assert "loader = DataLoader(data, batch_size=8, shuffle=train_sampler is None," in made.after
+    assert "loader.sampler.set_epoch(epoch)" in made.after
+    assert "optax.linear_schedule(1e-3, 1e-3 * hvd.size(), len(loader))" in made.after
+    assert not made.to_decide
+
+
 ALIKE = "generator=None if hvd.size() == 1 else torch.Generator().manual_seed(0)"
 
 

@@ -102,6 +102,8 @@ def _framework(script: Script) -> Framework:
         found.discard(Framework.KERAS)  # the fit of another library
     if Framework.KERAS in found:
         found -= {Framework.TORCH, Framework.JAX, Framework.TF2}  # Keras's backend, or its model
+    if len(found) > 1 and not any(name.endswith(".backward") for name in called):
+        found.discard(Framework.TORCH)  # its loaders, or its writer for TensorBoard
     if len(found) == 1:
         return found.pop()
     if found:

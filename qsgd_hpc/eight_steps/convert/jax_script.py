@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert import opening, words
+from qsgd_hpc.eight_steps.convert import opening, torch_data, words
 from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
+from qsgd_hpc.eight_steps.convert.downloads import download_once
 from qsgd_hpc.eight_steps.convert.loops import reaching, train_loops
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
-from qsgd_hpc.eight_steps.convert.plan import (
-    Plan,
-)
+from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
 from qsgd_hpc.eight_steps.convert.rates import Steps, is_number, scaled, steps_of
 from qsgd_hpc.eight_steps.reading import Script, argument, dotted
@@ -39,12 +38,17 @@ def convert_jax(plan: Plan) -> None:
             f"{script.path}: JAX, but no training loop: looked for jax.grad, jax.value_and_grad or "
             "the update of an optimizer of optax that a for or while repeats"
         )
+    download_once(plan, "hvd.barrier()")  # first: a sampler needs what its loader downloads
+    loaders = torch_data.find_loaders(script, loops)
+    torch_data.shard_loaders(plan, loaders)
     for loop in loops:
-        if not shard_arrays(plan, loop):
+        if not loaders.train and not shard_arrays(plan, loop):
             leave_data(plan, loop)
     point_out_parts(plan, loops)
+    torch_data.set_epochs(plan, loaders)
     made = _optimizers(script)
-    steps = steps_of(script, loops, ())
+    names, unsized = loaders.names(script), loaders.unsized(script)
+    steps = steps_of(script, loops, names, bool(loaders.train), unsized)
     for call in made:
         plan.step(5, words.MEAN, call)
         plan.wrap(call, "hvd.DistributedOptimizer(", ")")
@@ -53,14 +57,14 @@ def convert_jax(plan: Plan) -> None:
         _without_optax(plan, gradients)
         plan.todo(loops[0].loop, words.SCALE_IT)
     _broadcast(plan, made, loops[0].epochs or loops[0].loop)
-    for loop in loops:
-        average_metrics(plan, loop)
+    for loop, calls in loaders.fed:
+        average_metrics(plan, loop, len(calls) > 1)
     if opening.unlike_ranks(script):
         plan.todo(loops[0].loop, "fold hvd.rank() into the random key of dropout or noise.")
     opening.agree_on_random_numbers(plan)
     training = reaching(script, [*updates, *gradients, *made])
     guard_outputs(plan, training)
-    _open(plan)
+    _open(plan, torch_data.seeding(script) if loaders.all else [])
 
 
 def _takes_gradients(script: Script, call: cst.Call) -> bool:
@@ -160,7 +164,8 @@ def _broadcast(plan: Plan, made: Sequence[cst.Call], outer: cst.CSTNode) -> None
         plan.todo(outer, "params = hvd.broadcast_parameters(params) before the first step.")
 
 
-def _open(plan: Plan) -> None:
+def _open(plan: Plan, seeding: Sequence[str]) -> None:
     script = plan.script
-    more = [] if script.name_of("os") else ["import os"]
-    opening.open_script(plan, "qsgd_hpc.jax", more, opening.PIN_BY_ENVIRONMENT)
+    needed = ["os", "torch"] if seeding else ["os"]
+    more = [f"import {name}" for name in needed if not script.name_of(name)]
+    opening.open_script(plan, "qsgd_hpc.jax", more, [*opening.PIN_BY_ENVIRONMENT, *seeding])

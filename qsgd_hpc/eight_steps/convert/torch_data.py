@@ -13,7 +13,7 @@ from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted, find
 
-__all__ = ["Loaders", "find_loaders", "set_epochs", "shard_loaders"]
+__all__ = ["Loaders", "find_loaders", "seeding", "set_epochs", "shard_loaders"]
 
 # Samplers whose place a DistributedSampler can take.
 REPLACED = re.compile(r"^torch\.utils\.data\.(sampler\.)?(SubsetRandom|Random|Sequential)Sampler$")
@@ -39,6 +39,17 @@ class Loaders:
         made = ((call, _stream_of(script, call)) for call in self.all)
         streams = [call for call, kind in made if kind and (kind, "__len__") not in script.bindings]
         return frozenset(script.target(call) for call in streams)
+
+
+def seeding(script: Script) -> list[str]:
+    """Return the lines after which all ranks draw equal numbers, unless the script has a seed."""
+    if any(script.called(call).endswith("torch.manual_seed") for call in script.calls):
+        return []
+    torch = script.name_of("torch") or "torch"
+    return [
+        "# All ranks draw the same numbers, so that they split and shuffle data equally.",
+        f"{torch}.manual_seed(hvd.broadcast_object({torch}.initial_seed()))",
+    ]
 
 
 def sampler_of(script: Script) -> str:

@@ -109,16 +109,11 @@ def _wait_for_files(plan: Plan, loops: Sequence[TrainLoop]) -> None:
 def _open(plan: Plan) -> None:
     script = plan.script
     torch = script.name_of("torch") or "torch"
-    seeded = any(script.called(c).endswith("torch.manual_seed") for c in script.calls)
     pin = [
         f"if {torch}.cuda.is_available():",
         f"    {torch}.cuda.set_device(hvd.local_rank() % {torch}.cuda.device_count())",
+        *torch_data.seeding(script),
     ]
-    if not seeded:
-        pin += [
-            "# All ranks draw the same numbers, so that they split and shuffle data equally.",
-            f"{torch}.manual_seed(hvd.broadcast_object({torch}.initial_seed()))",
-        ]
     more = [] if script.name_of("torch") else ["import torch"]
     opening.open_script(plan, "qsgd_hpc.torch", more, pin)
 
