@@ -14,6 +14,7 @@ from qsgd_hpc.eight_steps.convert.loops import callers, reaching, sources
 from qsgd_hpc.eight_steps.convert.plan import ARGUMENT, Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
 from qsgd_hpc.eight_steps.convert.rates import KERAS_RATES, is_number, scale, scaled
+from qsgd_hpc.eight_steps.convert.torch_data import LOADER
 from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, is_literal, receiver
 from qsgd_hpc.errors import UsageError
 
@@ -26,6 +27,10 @@ SEED = re.compile(
 OPTIMIZER = re.compile(r"^(keras|tensorflow(\.keras)?)\.optimizers\.(legacy\.)?[A-Z]\w*$")
 # Data sets whose number of batches is unknown before they are read.
 UNSIZED = re.compile(r"(TFRecord|TextLine|Csv)Dataset|make_csv_dataset|\.from_generator$")
+SAMPLE_IT = (
+    "give this loader sampler=torch.utils.data.DistributedSampler(data, hvd.size(), hvd.rank()), "
+    "and call its set_epoch(epoch) in a callback."
+)
 LOADS = re.compile(r"(^|\.)(load_model|load_weights)$")
 
 
@@ -173,6 +178,8 @@ def _data(plan: Plan, fit: cst.Call) -> None:
         plan.replace(steps, f"{script.operand(steps)} // hvd.size()")
     if x is None:
         plan.todo(fit, words.SHARD_IT)
+    elif any(LOADER.match(script.called(c)) for c in sources(script, x) if isinstance(c, cst.Call)):
+        plan.todo(fit, SAMPLE_IT)
     elif y is None or tf_data.is_dataset(script, x):
         tf_data.shard_dataset(plan, x, fit)
     elif not dotted(x) or _several(script, x):
