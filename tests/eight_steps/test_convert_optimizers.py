@@ -274,6 +274,53 @@ def test_the_optimizer_of_a_train_state_is_wrapped_and_the_state_broadcast():
     assert "max(1, (len(x) - 31) // 32)" in after
 
 
+NNX = """
+import optax
+import jax
+from flax import nnx
+
+@nnx.jit
+def train_step(model, optimizer, x):
+    loss, grads = nnx.value_and_grad(loss_of)(model, x)
+    optimizer.update(model, grads)
+
+x = jax.numpy.ones((64, 2))
+model = Net(rngs=nnx.Rngs(0))
+optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+for epoch in range(3):
+    for i in range(0, len(x), 32):
+        train_step(model, optimizer, x[i : i + 32])
+"""
+
+
+def test_the_optimizer_of_flax_nnx_is_wrapped_and_its_model_broadcast():
+    made = done(NNX)
+    assert "nnx.Optimizer(model, hvd.DistributedOptimizer(optax.adam(" in made.after
+    state = "nnx.update(model, hvd.broadcast_parameters(nnx.state(model)))"
+    assert f"{state}\noptimizer = " in made.after
+    assert not made.to_decide
+
+
+def test_a_model_of_equinox_is_broadcast_before_its_arrays_reach_the_optimizer():
+    made = done(
+        """
+        import equinox as eqx
+        import optax
+        import jax
+
+        optimizer = optax.adam(1e-3)
+        state = optimizer.init(eqx.filter(model, eqx.is_array))
+        step = eqx.filter_jit(eqx.filter_value_and_grad(loss_of))
+        for i in range(0, len(x), 32):
+            loss, grads = step(model, x[i : i + 32])
+            updates, state = optimizer.update(grads, state, model)
+            model = eqx.apply_updates(model, updates)
+        """
+    ).after
+    assert "model = hvd.broadcast_parameters(model, root_rank=0)\nstate = optimizer.init(" in made
+    assert "hvd.DistributedOptimizer(optax.adam(" in made
+
+
 def test_a_train_state_that_a_function_returns_is_broadcast_there():
     text = """
 import jax

@@ -24,7 +24,11 @@ OPTIMIZERS = re.compile(
     r"^optax\.(adabelief|adadelta|adafactor|adagrad|adam|adamax|adamaxw|adamw|adan|amsgrad|fromage"
     r"|lamb|lars|lion|nadam|nadamw|noisy_sgd|novograd|radam|rmsprop|rprop|sgd|sm3|yogi)$"
 )
-UPDATES = re.compile(r"^optax\.\w+\(\)\.update$|\.apply_gradients$")
+UPDATES = re.compile(
+    r"^optax\.\w+\(\)\.update$|\.apply_gradients$|^flax\.nnx\.Optimizer\(\)\.update$"
+)
+GRADIENTS = re.compile(r"^(jax|flax\.nnx)\.(value_and_)?grad$|^equinox\.filter_(value_and_)?grad$")
+COMPILES = ("jax.jit", "flax.nnx.jit", "equinox.filter_jit")
 
 
 def convert_jax(plan: Plan) -> None:
@@ -68,16 +72,17 @@ def convert_jax(plan: Plan) -> None:
 
 
 def _takes_gradients(script: Script, call: cst.Call) -> bool:
-    """Return whether a call calls the result of jax.grad or jax.value_and_grad."""
-    if script.called(call) in ("jax.grad()", "jax.value_and_grad()"):
+    """Return whether a call calls the result of jax.grad, jax.value_and_grad or the like."""
+    called = script.called(call)
+    if called.endswith("()") and GRADIENTS.match(called.removesuffix("()")):
         return True
     made = script.value(call.func)
     return (
         made is not call.func
         and isinstance(made, cst.Call)
-        and script.called(made) == "jax.jit"
+        and script.called(made) in COMPILES
         and any(
-            isinstance(n, cst.Call) and script.called(n) in ("jax.grad", "jax.value_and_grad")
+            isinstance(n, cst.Call) and GRADIENTS.match(script.called(n))
             for n in script.inside(made)
         )
     )
@@ -91,8 +96,9 @@ def _optimizers(script: Script) -> list[cst.Call]:
         name = script.called(call)
         if name.startswith("optax.") and f"{name}().init" in begun and script.target(call):
             found.append(call)
-    for call, _ in _states(script):
-        given = argument(call, "tx")
+    given_to = [(call, argument(call, "tx")) for call, _ in _states(script)]
+    given_to += [(call, argument(call, "tx", 1)) for call in _nnx_optimizers(script)]
+    for _, given in given_to:
         made = script.value(given) if given is not None else None
         if isinstance(made, cst.Call) and script.called(made).startswith("optax."):
             found.append(made)
@@ -142,6 +148,10 @@ def _states(script: Script) -> Iterator[tuple[cst.Call, str]]:
             yield call, script.target(call)
 
 
+def _nnx_optimizers(script: Script) -> list[cst.Call]:
+    return [c for c in script.calls if script.called(c) == "flax.nnx.Optimizer"]
+
+
 def _broadcast(plan: Plan, made: Sequence[cst.Call], outer: cst.CSTNode) -> None:
     """Broadcast rank 0's parameters before they are passed to the optimizer."""
     script = plan.script
@@ -154,9 +164,19 @@ def _broadcast(plan: Plan, made: Sequence[cst.Call], outer: cst.CSTNode) -> None
             plan.step(6, words.ALIKE, call)
             plan.wrap(call, "hvd.broadcast_parameters(", ", root_rank=0)")
         done = True
+    for call in _nnx_optimizers(script):
+        model = argument(call, "model", 0)
+        if dotted(model) and isinstance(call.func, cst.Attribute):
+            name, nnx = dotted(model), script.code(call.func.value)
+            line = f"{nnx}.update({name}, hvd.broadcast_parameters({nnx}.state({name})))"
+            plan.step(6, words.ALIKE, call, line)
+            done = True
     begun = {f"{script.called(call)}().init" for call in made}
     for call in script.calls:
-        name = dotted(call.args[0].value) if call.args else ""
+        given = call.args[0].value if call.args else None
+        if isinstance(given, cst.Call) and script.called(given) == "equinox.filter":
+            given = argument(given, "pytree", 0)  # the model, whose arrays are selected
+        name = dotted(given)
         if name and script.called(call) in begun:
             plan.step(6, words.ALIKE, call, broadcast.format(name))
             done = True
