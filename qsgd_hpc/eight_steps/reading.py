@@ -43,6 +43,7 @@ from qsgd_hpc.eight_steps.names import (
 )
 from qsgd_hpc.eight_steps.tree import Branch, Collector, Loop, Tree, once_per_node
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.program import notebook_fault
 
 __all__ = [
     "Binding",
@@ -369,10 +370,8 @@ def parse(source: str | bytes, path: Path = Path("<script>")) -> Script:
     Raises:
         UsageError: the text is not Python; the message has the path and the line.
     """
-    if path.suffix == ".ipynb":  # its JSON may be valid Python
-        raise UsageError(
-            f"{path}: a notebook. Write its code to a script: jupyter nbconvert --to script {path}"
-        )
+    if fault := notebook_fault(path):  # its JSON may be valid Python
+        raise UsageError(fault)
     try:
         text, encoding = decoded(source)
         plain, margins = without_form_feeds(text)

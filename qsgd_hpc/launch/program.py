@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["resolve_command", "stdin_program_at", "with_program"]
+__all__ = ["notebook_fault", "resolve_command", "stdin_program_at", "with_program"]
 
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 
@@ -99,7 +99,16 @@ def _source_of(arguments: Sequence[str]) -> tuple[str, int]:
     return "stdin" if stdin else "script", min(at, len(arguments))
 
 
+def notebook_fault(path: Path) -> str:
+    """Return what is wrong with a notebook as a script, and the remedy; "" for other files."""
+    if path.suffix != ".ipynb":
+        return ""
+    return f"{path}: a notebook. Write its code to a script: jupyter nbconvert --to script {path}"
+
+
 def _check_script(path: Path) -> None:
+    if fault := notebook_fault(path):
+        raise UsageError(fault)
     if path.is_file() or (path.is_dir() and (path / "__main__.py").is_file()):
         return
     if path.is_dir():
@@ -116,7 +125,8 @@ def _unknown_program(program: str, environ: Mapping[str, str]) -> str:
         if path.is_dir():
             return f"{program} is a folder, not a program"
         if path.exists():
-            return f"{program} is not executable; use chmod +x, or add its interpreter"
+            unusable = f"{program} is not executable; use chmod +x, or add its interpreter"
+            return notebook_fault(path) or unusable
         names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         return f"program {program!r} does not exist{_near(path.name, names)}"
     names = []

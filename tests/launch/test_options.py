@@ -98,6 +98,14 @@ def test_only_another_program_than_python_runs_an_executable_script(
         assert resolve_command([str(script), "-x"]) == (*before, str(script), "-x")
 
 
+def test_a_notebook_is_answered_with_the_way_to_a_script(tmp_path: Path) -> None:
+    notebook = tmp_path / "train.ipynb"
+    notebook.write_text("{}")
+    for command in ([str(notebook)], ["python3", "-u", str(notebook)]):
+        with pytest.raises(UsageError, match=r"jupyter nbconvert --to script .*train\.ipynb"):
+            resolve_command(command)
+
+
 def test_near_names_are_offered_for_a_missing_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     for command in ([str(tmp_path / "trian.py")], ["python3", "-u", str(tmp_path / "trian.py")]):

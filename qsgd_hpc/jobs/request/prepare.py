@@ -31,6 +31,7 @@ from qsgd_hpc.jobs.words import did_you_mean
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.launch.meeting import starter
+from qsgd_hpc.launch.program import notebook_fault
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = ["RUN_MODULE", "prepare"]
@@ -146,6 +147,8 @@ def _script_faults(request: JobRequest, script: Path) -> Iterator[str]:
             yield f"'{script}' is a folder. Use the script in it."
         elif not os.access(script, os.R_OK):
             yield f"script '{script}' cannot be read. Use `chmod u+r` on it."
+        elif fault := notebook_fault(script):
+            yield fault
         elif script.suffix != ".py" and not request.python and not os.access(script, os.X_OK):
             yield (
                 f"'{script}' is neither a .py file nor executable. Use `chmod +x` on it, or "
