@@ -257,21 +257,24 @@ def _name_other_writers(plan: Plan) -> None:
             module = read(file)
         except UsageError:
             continue
-        for call in script.calls:
+        writers = _writers(module)
+        for call in script.calls if writers else ():
             name = dotted(call.func).rpartition(".")[2]
-            if name and (written := _written(module, name)) is not None:
-                text = f"{name} of {file.name} writes a file (line {module.line(written)})"
+            if name in writers:
+                text = f"{name} of {file.name} writes a file (line {module.line(writers[name])})"
                 plan.todo(call, f"{text}: let only rank 0 do that.")
 
 
-def _written(module: Script, name: str) -> cst.Call | None:
-    """Return a call in a module's function or class of this name that writes a file."""
+def _writers(module: Script) -> dict[str, cst.Call]:
+    """Return the first call that writes a file in each function or class of a module, by name."""
+    found: dict[str, cst.Call] = {}
     for call in module.calls:
-        outer = [n for n in module.ancestors(call) if isinstance(n, cst.FunctionDef | cst.ClassDef)]
-        writes = SAVES.match(module.called(call)) or opens(module, call)
-        if writes and outer and outer[-1].name.value == name:
-            return call
-    return None
+        if SAVES.match(module.called(call)) or opens(module, call):
+            around = module.ancestors(call)
+            outer = [n for n in around if isinstance(n, cst.FunctionDef | cst.ClassDef)]
+            if outer:
+                found.setdefault(outer[-1].name.value, call)
+    return found
 
 
 def _bars(plan: Plan) -> None:
