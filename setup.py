@@ -114,7 +114,7 @@ def use(chosen: Compiler, compiler: Any) -> None:
         )
 
 
-def keep_bindings_apart(compiler: Any) -> None:
+def keep_bindings_apart(chosen: Compiler, compiler: Any) -> None:
     """Pass the include folders of Python and pybind11 only to the bindings, and less optimisation.
 
     All other files then have the same command line for every Python, so ziglang, which caches
@@ -122,12 +122,15 @@ def keep_bindings_apart(compiler: Any) -> None:
     that the core does, and only pass arguments on.
     """
     compile_one = compiler._compile
+    # Debian's pyconfig.h includes another by its path below /usr/include, which ziglang skips.
+    system = Path(sysconfig.get_path("include")).parent
+    behind = ["-idirafter", str(system)] if chosen.target else []
 
     def compile_source(
         obj: str, src: str, ext: str, cc_args: list[str], flags: list[str], *rest: Any
     ) -> None:
         if src.startswith(f"{PLACE}/bindings_"):
-            flags = ["-O1" if word == "-O3" else word for word in flags]
+            flags = ["-O1" if word == "-O3" else word for word in flags] + behind
         else:
             cc_args = [word for word in cc_args if word == "-Icsrc" or not word.startswith("-I")]
         compile_one(obj, src, ext, cc_args, flags, *rest)
@@ -141,7 +144,7 @@ class BuildExtensions(build_ext):
     def build_extensions(self) -> None:
         self.chosen = choose()
         use(self.chosen, self.compiler)
-        keep_bindings_apart(self.compiler)
+        keep_bindings_apart(self.chosen, self.compiler)
         if not self.chosen.target:  # ziglang has a cache of its own, and would miss headers in it
             for each in (core, tensorflow):
                 each.extra_compile_args.append("-MMD")
