@@ -88,6 +88,21 @@ def test_a_file_that_was_removed_belongs_to_no_state(file):
         broadcast_object(None)
 
 
+def test_reset_callbacks_run_in_a_job_that_resumes(file):
+    """Its number of ranks, and with it the learning rate, may differ from the last job's."""
+
+    @elastic.run(checkpoint=file)
+    def train(state):
+        state.commit()
+        return state.rate
+
+    for rate in (0.5, 2.0):
+        elastic._owners.clear()  # each is another job
+        state = elastic.State(rate=0.5)
+        state.register_reset_callbacks([lambda s=state: setattr(s, "rate", 4 * s.rate)])
+        assert train(state) == rate
+
+
 def test_commits_in_memory_need_no_other_rank():
     state = elastic.State(value=0)
     if basics.rank() == 0:
