@@ -297,10 +297,13 @@ def _all_alive(error: HorovodInternalError) -> bool:
 
 
 def _final_message(state: State, error: Exception) -> str:
-    remedy = (
-        f"The last commit is in {state._file}: restart the job to resume from it."
-        if state._in_file
-        else "Set QSGD_ELASTIC_CHECKPOINT to a file and call state.commit() periodically, so "
-        "that a restarted job resumes from it."
-    )
+    if state._in_file:
+        remedy = f"The last commit is in {state._file}: restart the job to resume from it."
+    elif state._file is not None:
+        remedy = f"No commit is in {state._file} yet: a restarted job starts from the beginning."
+    else:
+        remedy = (
+            "Set QSGD_ELASTIC_CHECKPOINT to a file and call state.commit() periodically, so that "
+            "a restarted job resumes from it."
+        )
     return f"{error}\nThis job cannot continue without that rank. {remedy}"

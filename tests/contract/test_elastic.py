@@ -54,7 +54,7 @@ def test_the_file_of_an_earlier_job_is_named_when_a_rank_is_lost(file):
         state.commit()
 
     for train, said in (
-        (lose, "Set QSGD_ELASTIC_CHECKPOINT"),
+        (lose, f"No commit is in {file} yet"),
         (commit, None),
         (lose, f"The last commit is in {file}"),
     ):
