@@ -91,7 +91,11 @@ class State:
             parts[name] = self._part(value)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Register callbacks without arguments, called after the job has been formed again."""
+        """Register callbacks without arguments, called after the job has been formed again.
+
+        They also run in the next job, after it has resumed from a file: its number of ranks may
+        differ. Rank 0's state is copied to all ranks after them.
+        """
         self._callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -233,8 +237,8 @@ def run(
     """Decorate a function whose first argument is a :class:`State`, so that it survives failures.
 
     Before the function starts, the state is resumed from the commit in the file, if there is one,
-    and rank 0's state is copied to all ranks. If a collective fails (``HorovodInternalError``),
-    every rank returns to the last commit. Then,
+    and the reset callbacks are called; then rank 0's state is copied to all ranks. If a collective
+    fails (``HorovodInternalError``), every rank returns to the last commit. Then,
 
     - if all ranks are alive, they form the job again, the reset callbacks are called, and the
       function is called again. A second failure without a ``commit()`` in between is raised,
@@ -254,8 +258,8 @@ def run(
         file = checkpoint or env.get("QSGD_ELASTIC_CHECKPOINT")
         if file:
             state.keep_in(file)
-        if not state._continues():
-            state.resume()
+        if not state._continues() and state.resume():
+            state.on_reset()
         return _attempts(func, state, args, kwargs)
 
     return resumed
@@ -293,10 +297,13 @@ def _all_alive(error: HorovodInternalError) -> bool:
 
 
 def _final_message(state: State, error: Exception) -> str:
-    remedy = (
-        f"The last commit is in {state._file}: restart the job to resume from it."
-        if state._in_file
-        else "Set QSGD_ELASTIC_CHECKPOINT to a file and call state.commit() periodically, so "
-        "that a restarted job resumes from it."
-    )
+    if state._in_file:
+        remedy = f"The last commit is in {state._file}: restart the job to resume from it."
+    elif state._file is not None:
+        remedy = f"No commit is in {state._file} yet: a restarted job starts from the beginning."
+    else:
+        remedy = (
+            "Set QSGD_ELASTIC_CHECKPOINT to a file and call state.commit() periodically, so that "
+            "a restarted job resumes from it."
+        )
     return f"{error}\nThis job cannot continue without that rank. {remedy}"

@@ -43,6 +43,10 @@ run = BACKEND.elastic_run
 class _VariablesPart(Part):
     """A model or an optimizer."""
 
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self._own: list[tuple[Any, Any]] = []  # random generators of this rank, and their states
+
     def _variables(self) -> list[Any]:
         if hasattr(self.value, "jax_state_sync"):
             self.value.jax_state_sync()
@@ -50,8 +54,10 @@ class _VariablesPart(Part):
         return [v for v in variables if is_shared(v)]
 
     def capture(self) -> Any:
-        """Return copies of the variables' values."""
-        return [value_of(v) for v in self._variables()]
+        """Return copies of the variables' values; keep those that only this rank has."""
+        captured = [value_of(v) for v in self._variables()]
+        self._own = [(v, value_of(v)) for v in self.value.variables if not is_shared(v)]
+        return captured
 
     def put_back(self, captured: Any) -> None:
         """Set the variables; those created since then keep their values."""
@@ -62,7 +68,8 @@ class _VariablesPart(Part):
                 "build the model (and its optimizer: "
                 "optimizer.build(model.trainable_variables)) before elastic.run resumes it"
             )
-        for variable, value in zip(variables, captured, strict=False):
+        # With JAX, a step that failed leaves its error in every variable.
+        for variable, value in [*zip(variables, captured, strict=False), *self._own]:
             variable.assign(value)
 
     def sync(self) -> None:

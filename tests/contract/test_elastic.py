@@ -54,7 +54,7 @@ def test_the_file_of_an_earlier_job_is_named_when_a_rank_is_lost(file):
         state.commit()
 
     for train, said in (
-        (lose, "Set QSGD_ELASTIC_CHECKPOINT"),
+        (lose, f"No commit is in {file} yet"),
         (commit, None),
         (lose, f"The last commit is in {file}"),
     ):
@@ -86,6 +86,21 @@ def test_a_file_that_was_removed_belongs_to_no_state(file):
         if basics.rank() == 0:
             file.unlink()
         broadcast_object(None)
+
+
+def test_reset_callbacks_run_in_a_job_that_resumes(file):
+    """Its number of ranks, and with it the learning rate, may differ from the last job's."""
+
+    @elastic.run(checkpoint=file)
+    def train(state):
+        state.commit()
+        return state.rate
+
+    for rate in (0.5, 2.0):
+        elastic._owners.clear()  # each is another job
+        state = elastic.State(rate=0.5)
+        state.register_reset_callbacks([lambda s=state: setattr(s, "rate", 4 * s.rate)])
+        assert train(state) == rate
 
 
 def test_commits_in_memory_need_no_other_rank():

@@ -284,6 +284,20 @@ def test_an_elastic_state_goes_back_to_its_commit_and_counts_on():
     assert replicas_are_identical(model)
 
 
+def test_a_restored_state_includes_the_random_generators_of_the_rank():
+    """With JAX, a step that failed leaves its error in their states, as in every variable."""
+    model = keras.Sequential([network(0), keras.layers.GaussianNoise(0.1)])
+    model.compile("sgd", "mse")
+    fit(model)
+    state = hvd.elastic.KerasState(model)
+    (generator,) = [v for v in model.variables if v.path.endswith("seed_generator_state")]
+    committed = keras.ops.convert_to_numpy(generator).copy()
+    fit(model)
+    assert not np.array_equal(keras.ops.convert_to_numpy(generator), committed)
+    state.restore()
+    assert np.array_equal(keras.ops.convert_to_numpy(generator), committed)
+
+
 class StopAfter(keras.callbacks.Callback):
     def __init__(self, batches):
         super().__init__()
