@@ -481,6 +481,10 @@ def refused(*words: str) -> str:
             ["python", "-m", "torch.distributed.run", "--nnodes=2", "train.py", "--lr", "1"],
             "leave out torch.distributed.run: submit starts the ranks itself, and --ranks-per-node",
         ),
+        (
+            ["mpiexec", "-n", "4", "python", "train.py", "--lr", "1"],
+            "leave out mpiexec: submit starts the ranks itself, and --ranks-per-node",
+        ),
     ],
 )
 def test_a_program_that_starts_the_script_is_to_be_left_out(
@@ -494,6 +498,12 @@ def test_a_program_that_starts_the_script_is_to_be_left_out(
     Path(words[0]).chmod(0o755)  # a script of this name is one
     done = CliRunner().invoke(cli, ["submit", "--site", "local", "--dry-run", *words])
     assert done.exit_code == 0, done.output
+
+
+def test_what_horovodrun_starts_is_submitted_with_horovod() -> None:
+    text = refused("--site", "local", "horovodrun", "-np", "4", "python", "train.py")
+    assert text.startswith("leave out horovodrun: ")
+    assert text.endswith("qsgd-hpc submit --nodes 1 --horovod train.py")
 
 
 def test_an_array_cannot_be_watched_as_one_output() -> None:
