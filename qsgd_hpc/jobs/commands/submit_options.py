@@ -56,7 +56,7 @@ _FOREIGN = {
             "leave it out: `qsgd-hpc logs` shows the output, `qsgd-hpc status` its file"
         ),
         "--constraint -C --mem --reservation --licenses -L --signal --begin --mail-type --mail-user"
-        " -M -m --exclusive --nice --comment": "use --extra, as in --extra '#SBATCH --mem=64G'",
+        " -M --exclusive --nice --comment": "use --extra, as in --extra '#SBATCH --mem=64G'",
     },
     "Python": {"-m": RUN_MODULE},
 }
