@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -504,6 +505,28 @@ def test_what_horovodrun_starts_is_submitted_with_horovod() -> None:
     text = refused("--site", "local", "horovodrun", "-np", "4", "python", "train.py")
     assert text.startswith("leave out horovodrun: ")
     assert text.endswith("qsgd-hpc submit --nodes 1 --horovod train.py")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"script_args": "--lr 0.1"},
+            "is '--lr 0.1'. Use a tuple of strings, also for one: ('a',)",
+        ),
+        ({"script_args": ("--lr", 0.1)}, "Use a tuple of strings"),
+        ({"modules": "gcc"}, "modules is 'gcc'. Use a tuple"),
+        ({"nodes": 2.0}, "nodes is 2.0. Use an integer"),
+        ({"walltime_min": math.nan}, "walltime_min is nan. Use a finite number"),
+        ({"workdir": "/tmp"}, "workdir is '/tmp'. Use a pathlib.Path"),
+        ({"env": {"A": 1}}, "Use a dict of strings"),
+        ({"array": {"lr": (0.1, 0.2)}}, "Use a dict of tuples of strings, such as {'lr': ('0.1',"),
+    ],
+)
+def test_a_request_of_other_types_is_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        JobRequest(Path("train.py"), **values)
+    assert said in str(caught.value)
 
 
 def test_an_array_cannot_be_watched_as_one_output() -> None:
