@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.options import tells_of_torchrun
 
 __all__ = ["Job", "JobRequest", "JobState", "Progress"]
@@ -46,6 +49,31 @@ class JobState(str, Enum):
     def final(self) -> bool:
         """Return whether the job has ended, and no later answer can change the state."""
         return self.ended and self is not JobState.LOST
+
+
+def _are_strings(value: Any) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(word, str) for word in value)
+
+
+# For the types of a request's fields: whether a value is of this type, and what to write.
+_TYPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "str": (lambda value: isinstance(value, str), "a string"),
+    "Path": (lambda value: isinstance(value, Path), "a pathlib.Path"),
+    "int": (lambda value: type(value) is int, "an integer"),
+    "float": (
+        lambda value: type(value) in (int, float) and math.isfinite(value),
+        "a finite number",
+    ),
+    "tuple[str, ...]": (_are_strings, "a tuple of strings, also for one: ('a',)"),
+    "Mapping[str, str]": (
+        lambda value: _are_strings([*value, *value.values()]),
+        "a dict of strings",
+    ),
+    "Mapping[str, tuple[str, ...]]": (
+        lambda value: all(map(_are_strings, value.values())),
+        "a dict of tuples of strings, such as {'lr': ('0.1', '0.2')}",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -119,6 +147,18 @@ class JobRequest:
     template: Path | None = None
     alone: bool = False
     key: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the types: a string in place of a tuple would be one word for each letter.
+
+        Raises:
+            UsageError: a value has another type.
+        """
+        for each in fields(self):
+            value, name = getattr(self, each.name), str(each.type).removesuffix(" | None")
+            is_valid, kind = _TYPES.get(name, (None, ""))
+            if is_valid and value is not None and not is_valid(value):
+                raise UsageError(f"JobRequest: {each.name} is {value!r}. Use {kind}.")
 
     @property
     def tasks(self) -> tuple[tuple[str, ...], ...]:

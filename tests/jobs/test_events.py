@@ -80,6 +80,12 @@ def test_a_failure_that_only_the_scheduler_saw_stays_one(tmp_path: Path) -> None
     assert with_own_record(job(tmp_path, START, ended(1)), told).why == NO_MEMORY
 
 
+def test_an_exit_code_that_sacct_prints_less_128_is_the_jobs_own(tmp_path: Path) -> None:
+    told = Progress(JobState.FAILED, 11, "the script ended with exit code 11")
+    found = with_own_record(job(tmp_path, START, ended(139)), told)
+    assert (found.state, found.exit_code, found.why) == (JobState.FAILED, 139, "ended by SIGSEGV")
+
+
 def test_a_checkpoint_is_one_although_a_signal_ended_what_was_around_the_script(
     tmp_path: Path,
 ) -> None:

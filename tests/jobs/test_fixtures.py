@@ -203,6 +203,11 @@ def test_refusals_of_sbatch_are_quoted_with_the_remedy(name: str) -> None:
     assert_quoted(answer, "sbatch", slurm.REMEDIES, SBATCH[name])
 
 
+def test_a_node_that_slurm_does_not_know_is_answered_with_a_remedy() -> None:
+    err = "sbatch: error: Batch job submission failed: Invalid node name specified\n"
+    assert_quoted(Answer("", err, 1), "sbatch", slurm.REMEDIES, "`sinfo -N`")
+
+
 def assert_quoted(
     answer: Answer, command: str, remedies: tuple[tuple[str, str], ...], remedy: str
 ) -> None:

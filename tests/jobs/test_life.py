@@ -16,6 +16,8 @@ import pytest
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs import waiting
+from qsgd_hpc.jobs.commands.jobs import follow
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.records.events import read_events
 from tests.processes import until
@@ -455,6 +457,21 @@ def test_a_job_with_relative_folders_is_resubmitted_from_another_folder(
     again = jobs.resubmit(job.id)
     assert states(again.id) == ["STOPPED"]
     assert jobs.output(again.id).read_text() == "activated\n"
+
+
+def test_ctrl_c_ends_the_following_and_says_that_the_job_continues(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: waiting.Patience) -> bool:
+        raise KeyboardInterrupt
+
+    job = jobs.submit(jobs.JobRequest(write(place, "import time; time.sleep(60)")))
+    monkeypatch.setattr(waiting.Patience, "over", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        follow(job)
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == f"stopped following; {job.id} continues\n"
+    assert not jobs.get(job.id).state.ended
 
 
 def test_ranks_of_an_output_without_labels_cannot_be_told_apart(place: Path) -> None:

@@ -22,7 +22,7 @@ from qsgd_hpc.jobs.placement.picture import draw
 from qsgd_hpc.jobs.placement.seats import Domain, Node, Seat, expected, parse_places
 from qsgd_hpc.jobs.placement.verify import pinning_preview, pinning_report, pinning_request
 from qsgd_hpc.jobs.request.validate import fill
-from qsgd_hpc.jobs.sites.profile import Cpu, Site
+from qsgd_hpc.jobs.sites.profile import Cpu, Gpu, Site
 from qsgd_hpc.launch.place import MARK, cpu_list
 from tests.jobs.pinning_sites import EIGHT_GCDS, FOUR_GPUS, SITES, TWELVE_TILES
 
@@ -262,6 +262,12 @@ def test_any_number_of_cores_and_cards_fits_80_columns() -> None:
     lines = draw([node]).plain.splitlines()
     assert {len(line) for line in lines[1:]} == {80}
     assert "■ is 3 cores" in lines[2]
+
+
+def test_ten_gpus_and_more_are_listed_by_number() -> None:
+    gpu = Gpu("ZE_AFFINITY_MASK", tuple(str(n) for n in range(12)))
+    site = dataclasses.replace(PLAIN, cores=104, gpus=12, gpu=gpu)
+    assert "GPUs 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11" in draw([planned(site)]).plain
 
 
 def test_a_rank_of_two_domains_is_told_of_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -481,6 +482,10 @@ def refused(*words: str) -> str:
             ["python", "-m", "torch.distributed.run", "--nnodes=2", "train.py", "--lr", "1"],
             "leave out torch.distributed.run: submit starts the ranks itself, and --ranks-per-node",
         ),
+        (
+            ["mpiexec", "-n", "4", "python", "train.py", "--lr", "1"],
+            "leave out mpiexec: submit starts the ranks itself, and --ranks-per-node",
+        ),
     ],
 )
 def test_a_program_that_starts_the_script_is_to_be_left_out(
@@ -494,6 +499,34 @@ def test_a_program_that_starts_the_script_is_to_be_left_out(
     Path(words[0]).chmod(0o755)  # a script of this name is one
     done = CliRunner().invoke(cli, ["submit", "--site", "local", "--dry-run", *words])
     assert done.exit_code == 0, done.output
+
+
+def test_what_horovodrun_starts_is_submitted_with_horovod() -> None:
+    text = refused("--site", "local", "horovodrun", "-np", "4", "python", "train.py")
+    assert text.startswith("leave out horovodrun: ")
+    assert text.endswith("qsgd-hpc submit --nodes 1 --horovod train.py")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"script_args": "--lr 0.1"},
+            "is '--lr 0.1'. Use a tuple of strings, also for one: ('a',)",
+        ),
+        ({"script_args": ("--lr", 0.1)}, "Use a tuple of strings"),
+        ({"modules": "gcc"}, "modules is 'gcc'. Use a tuple"),
+        ({"nodes": 2.0}, "nodes is 2.0. Use an integer"),
+        ({"walltime_min": math.nan}, "walltime_min is nan. Use a finite number"),
+        ({"workdir": "/tmp"}, "workdir is '/tmp'. Use a pathlib.Path"),
+        ({"env": {"A": 1}}, "Use a dict of strings"),
+        ({"array": {"lr": (0.1, 0.2)}}, "Use a dict of tuples of strings, such as {'lr': ('0.1',"),
+    ],
+)
+def test_a_request_of_other_types_is_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        JobRequest(Path("train.py"), **values)
+    assert said in str(caught.value)
 
 
 def test_an_array_cannot_be_watched_as_one_output() -> None:
@@ -555,7 +588,10 @@ def test_a_module_is_run_by_a_script() -> None:
         (["--partition=gpu"], "use --queue"),
         (["-q", "debug"], "use --queue"),
         (["-J", "mine"], "use --name"),
-        (["-N", "2"], "use --nodes"),
+        (["-N", "2"], "use --nodes; for the name of the job, --name"),
+        (["--gpus-per-node=4"], "leave it out: the site's profile assigns GPUs and cores"),
+        (["-C", "gpu"], "-C is a flag of the scheduler: use --extra, as in --extra '#SBATCH"),
+        (["-o", "train.log"], "leave it out: `qsgd-hpc logs` shows the output"),
         (["-n", "2"], "-n is a flag of qsgd-hpc run: use --nodes, and --ranks-per-node"),
         (["-np", "2"], "use --nodes, and --ranks-per-node"),
     ],

@@ -26,6 +26,7 @@ __all__ = ["Output", "cancel", "list_jobs", "logs", "status", "wait"]
 
 FOLLOW_S = 0.3
 TIMED_OUT = 3
+INTERRUPTED = 130
 SILENT = 4  # the scheduler does not answer: the state shown is older, or nothing was cancelled
 _GOOD = (JobState.COMPLETED, JobState.STOPPED)
 
@@ -85,13 +86,17 @@ def follow(
         refuse_standstill([job])
     patience = waiting.Patience()
     patience.begin([job])
-    while not once and not job.state.ended:
-        time.sleep(FOLLOW_S)
-        if patience.over():
-            patience.begin([job])
-            with muted(bool(job.progress.silence)):
-                job = current.get(job.id)
-        output.print_new()
+    try:
+        while not once and not job.state.ended:
+            time.sleep(FOLLOW_S)
+            if patience.over():
+                patience.begin([job])
+                with muted(bool(job.progress.silence)):
+                    job = current.get(job.id)
+            output.print_new()
+    except KeyboardInterrupt:
+        click.echo(f"stopped following; {job.id} continues", err=True)
+        sys.exit(INTERRUPTED)
     # Print the lines written between the last check and the end.
     output.print_new(last=True)
     if rank is not None and job.state.ended and not output.labelled and view.has_output(job):
@@ -127,7 +132,7 @@ def wait(job_ids: tuple[str, ...], timeout: float | None, as_json: bool) -> None
         jobs = waiting.wait(job_ids, timeout_s, on_change=None if as_json else _report)
     except KeyboardInterrupt:
         click.echo("stopped waiting; the jobs continue", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     if as_json:
         _print_json([view.as_json(job) for job in jobs])
     if any(not job.state.ended for job in jobs):

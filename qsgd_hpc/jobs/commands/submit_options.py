@@ -43,12 +43,20 @@ _FOREIGN = {
     "the scheduler": {
         "--time -t": "use --walltime",
         "--qos --partition -q -p": "use --queue",
-        "-N": "use --nodes",
+        "-N": "use --nodes; for the name of the job, --name",
         "--ntasks-per-node --tasks-per-node": "use --ranks-per-node",
         "--job-name -J": "use --name",
         "-A --project": "use --account",
         "--dependency -d": "use --after",
         "-l": "use --nodes, --walltime and --filesystems, and --extra for the rest",
+        "--gpus -G --gpus-per-node --gpus-per-task --gres --cpus-per-task -c": (
+            "leave it out: the site's profile assigns GPUs and cores to the ranks of each node"
+        ),
+        "--output -o --error -e": (
+            "leave it out: `qsgd-hpc logs` shows the output, `qsgd-hpc status` its file"
+        ),
+        "--constraint -C --mem --reservation --licenses -L --signal --begin --mail-type --mail-user"
+        " -M --exclusive --nice --comment": "use --extra, as in --extra '#SBATCH --mem=64G'",
     },
     "Python": {"-m": RUN_MODULE},
 }

@@ -113,8 +113,9 @@ def _domains_of(site: Site) -> tuple[Domain, ...]:
             for number, numa in enumerate(site.numa)
         )
     count = site.hwthreads or site.cores or 0
-    gpus = site.gpu.order if site.gpu else ()
-    return (Domain(None, frozenset(range(count)), tuple(sorted(gpus))),) if count or gpus else ()
+    order = site.gpu.order if site.gpu else ()
+    gpus = tuple(sorted(order, key=lambda gpu: (len(gpu), gpu)))
+    return (Domain(None, frozenset(range(count)), gpus),) if count or gpus else ()
 
 
 def expected(site: Site, request: JobRequest) -> Node:

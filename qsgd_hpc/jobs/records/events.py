@@ -137,7 +137,8 @@ def _corrected(progress: Progress, end: dict[str, Any]) -> Progress:
         return dataclasses.replace(new, why=f"{new.why}, though its scheduler reports exit code 0")
     if progress.state is not JobState.FAILED or code == progress.exit_code:
         return progress
-    if code == EXIT_RESUBMIT:
+    # sacct subtracts 128 from larger exit codes: 15 may be 143, the end by a signal.
+    if code == EXIT_RESUBMIT or code - 128 == progress.exit_code:
         return _ended_by(progress, code, at)
     if code == 0 or progress.exit_code is not None:
         return dataclasses.replace(progress, why=f"{progress.why or 'it failed'}; {own}")

@@ -36,6 +36,8 @@ from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = ["RUN_MODULE", "prepare"]
 
+_LAUNCHERS = frozenset({"mpirun", "mpiexec", "srun", "ibrun", "jsrun", "aprun", "horovodrun"})
+
 RUN_MODULE = (
     "submit a script that runs the module: "
     "import runpy; runpy.run_module('package.train', run_name='__main__')"
@@ -169,13 +171,14 @@ def _similar(script: Path) -> str:
 def _program_fault(request: JobRequest) -> str | None:
     """Return the remedy for a program that starts scripts in place of the script, else None."""
     program, words = request.script.name, request.script_args
-    known = starter((program, *words))
+    known = program if program in _LAUNCHERS else starter((program, *words))
     if known is None and not re.fullmatch(r"python[\d.]*", program):
         return None
     if known is None and "-m" in words[:1]:
         return f"leave out '{program} -m': {RUN_MODULE}."
     at = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
-    right = f"qsgd-hpc submit --nodes {request.nodes} {shlex.join(words[at:] or ['train.py'])}"
+    flags = f"--nodes {request.nodes}{' --horovod' if known == 'horovodrun' else ''}"
+    right = f"qsgd-hpc submit {flags} {shlex.join(words[at:] or ['train.py'])}"
     if known is None:
         return f"leave out '{program}', which submit adds (--python selects one): {right}"
     ranks = "submit starts the ranks itself, and --ranks-per-node sets their number on each node"

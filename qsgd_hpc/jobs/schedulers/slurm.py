@@ -73,6 +73,7 @@ REMEDIES = (
     ("Requested node configuration", "Use fewer --nodes or --ranks-per-node."),
     ("More processors requested", "Use fewer --nodes or --ranks-per-node."),
     ("Invalid feature", "The profile's --constraint is not known here; see `sinfo -o %f`."),
+    ("Invalid node name", "Use names of nodes that `sinfo -N` lists in --exclude."),
     ("accounting/QOS policy", "Another --queue, fewer --nodes or a shorter --walltime may fit."),
     ("Job dependency problem", "Slurm no longer knows a job of --after; remove it."),
     ("Invalid job array", "Use fewer values of --array; `scontrol show config` has MaxArraySize."),
