@@ -183,6 +183,25 @@ def test_a_checkpoint_of_one_rank_becomes_every_ranks():
 
 
 @several_ranks
+@pytest.mark.parametrize("first", [True, False])
+def test_ranks_continue_at_the_epoch_of_the_rank_that_restores_a_backup(tmp_path, first):
+    def trained(epochs):
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        if hvd.rank() == 0:
+            backup = keras.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
+            callbacks.insert(0 if first else 1, backup)
+        model = compiled(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), seed=hvd.rank())
+        return fit(model, epochs=epochs, callbacks=callbacks).epoch
+
+    trained(1)
+    if first:
+        assert trained(3) == [1, 2]
+    else:
+        with pytest.raises(hvd.UsageError, match="rank 1 begins epoch 1 and rank 0 begins epoch 2"):
+            trained(3)
+
+
+@several_ranks
 def test_a_model_that_fit_builds_begins_alike_after_the_first_batch():
     keras.utils.set_random_seed(hvd.rank())
     model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(3)])
