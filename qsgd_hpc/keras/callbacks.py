@@ -79,20 +79,30 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Check that every rank continues with the same epoch and learning rate.
+        """Check that every rank has the same epoch, number of batches and learning rate.
 
         Raises:
             UsageError: on every rank.
         """
         if not self._process_set.included() or getattr(self.model, "optimizer", None) is None:
             return
-        mine = (epoch + 1, _rates(self.model.optimizer))
-        for rank, (at, rate), first_rank, (first_at, first) in unequal(mine, self._process_set):
+        optimizer = self.model.optimizer
+        # With accumulation, ranks whose numbers of batches differ may reduce equally often.
+        batches = None if _accumulates(optimizer) else (self.params or {}).get("steps")
+        mine = (epoch + 1, batches, _rates(optimizer))
+        for rank, theirs, first_rank, expected in unequal(mine, self._process_set):
+            (at, count, rate), (first_at, first_count, first) = theirs, expected
             if at != first_at:
                 raise UsageError(
                     f"rank {rank} begins epoch {at} and rank {first_rank} begins epoch {first_at}. "
                     "Pass the same initial_epoch on every rank. BackupAndRestore is needed on "
                     f"rank {self.root_rank} only, before BroadcastGlobalVariablesCallback"
+                )
+            if count != first_count and None not in (count, first_count):
+                raise UsageError(
+                    f"epoch {at} has {count} batches on rank {rank} and {first_count} on rank "
+                    f"{first_rank}. Every rank needs equally many: pass steps_per_epoch to fit, or "
+                    "shorten the data of some ranks"
                 )
             if self._done:
                 raise UsageError(
@@ -289,6 +299,11 @@ def _rates(optimizer: Any) -> str:
     """Return the learning rate as text; for several optimizers, all rates."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return ", ".join(f"{_rate(each):g}" for each in getattr(inner, "optimizers", [optimizer]))
+
+
+def _accumulates(optimizer: Any) -> bool:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return bool(getattr(inner, "gradient_accumulation_steps", None))
 
 
 def _set_rate(optimizer: Any, rate: float, momentum_correction: bool) -> None:
