@@ -32,7 +32,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """A callback that broadcasts the model's and the optimizer's variables of one rank.
 
     This happens before the first batch, or after it if the first batch builds the model. The states
-    of random generators are not changed, so that dropout differs between ranks.
+    of random generators are not changed, so that dropout differs between ranks. Before the first
+    batch, the epoch to which ``BackupAndRestore`` has returned on that rank is broadcast, too.
 
     Args:
         root_rank: the rank whose values are copied, such as one that has restored a checkpoint.
@@ -67,6 +68,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             if model.optimizer is not None and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)
             self._broadcast()
+            restored = getattr(model, "_initial_epoch", None)
+            model._initial_epoch = arrays.broadcast_object(
+                restored, self.root_rank, process_set=self._process_set
+            )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Broadcast the variables that the first batch has built."""
@@ -74,18 +79,34 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._broadcast()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Check that every rank continues with the same learning rate.
+        """Check that every rank has the same epoch, number of batches and learning rate.
 
         Raises:
             UsageError: on every rank.
         """
         if not self._process_set.included() or getattr(self.model, "optimizer", None) is None:
             return
-        mine = _rates(self.model.optimizer)
-        for rank, rate, first_rank, first in unequal(mine, self._process_set):
+        optimizer = self.model.optimizer
+        # With accumulation, ranks whose numbers of batches differ may reduce equally often.
+        batches = None if _accumulates(optimizer) else (self.params or {}).get("steps")
+        mine = (epoch + 1, batches, _rates(optimizer))
+        for rank, theirs, first_rank, expected in unequal(mine, self._process_set):
+            (at, count, rate), (first_at, first_count, first) = theirs, expected
+            if at != first_at:
+                raise UsageError(
+                    f"rank {rank} begins epoch {at} and rank {first_rank} begins epoch {first_at}. "
+                    "Pass the same initial_epoch on every rank. BackupAndRestore is needed on "
+                    f"rank {self.root_rank} only, before BroadcastGlobalVariablesCallback"
+                )
+            if count != first_count and None not in (count, first_count):
+                raise UsageError(
+                    f"epoch {at} has {count} batches on rank {rank} and {first_count} on rank "
+                    f"{first_rank}. Every rank needs equally many: pass steps_per_epoch to fit, or "
+                    "shorten the data of some ranks"
+                )
             if self._done:
                 raise UsageError(
-                    f"before epoch {epoch + 1} the learning rate of rank {rank} is {rate} and "
+                    f"before epoch {at} the learning rate of rank {rank} is {rate} and "
                     f"that of rank {first_rank} is {first}. Callbacks that change it "
                     "(ReduceLROnPlateau, LearningRateScheduler) are needed on every rank, "
                     "after hvd.callbacks.MetricAverageCallback()"
@@ -278,6 +299,11 @@ def _rates(optimizer: Any) -> str:
     """Return the learning rate as text; for several optimizers, all rates."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return ", ".join(f"{_rate(each):g}" for each in getattr(inner, "optimizers", [optimizer]))
+
+
+def _accumulates(optimizer: Any) -> bool:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return bool(getattr(inner, "gradient_accumulation_steps", None))
 
 
 def _set_rate(optimizer: Any, rate: float, momentum_correction: bool) -> None:

@@ -12,11 +12,14 @@ import qsgd_hpc.keras as hvd
 from qsgd_hpc.frameworks.learning_rate import Schedule
 from qsgd_hpc.runtime import stopping
 from tests.keras.training import (
+    BATCH,
+    ROWS,
     compiled,
     fit,
     flat,
     network,
     replicas_are_identical,
+    rows,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Keras's own
@@ -180,6 +183,33 @@ def test_a_checkpoint_of_one_rank_becomes_every_ranks():
     expected = flat(network(root).get_weights())
     fit(model, epochs=1, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(root)])
     assert np.array_equal(flat(model.get_weights()), expected)
+
+
+@several_ranks
+def test_an_epoch_of_fewer_batches_on_some_rank_raises_before_its_first_step():
+    model = compiled(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    mine = [each[: ROWS - BATCH * (hvd.rank() == 1)] for each in rows([hvd.rank()])]
+    with pytest.raises(hvd.UsageError, match="epoch 1 has 3 batches on rank 1 and 4 on rank 0"):
+        fit(model, mine, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
+
+@several_ranks
+@pytest.mark.parametrize("first", [True, False])
+def test_ranks_continue_at_the_epoch_of_the_rank_that_restores_a_backup(tmp_path, first):
+    def trained(epochs):
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        if hvd.rank() == 0:
+            backup = keras.callbacks.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
+            callbacks.insert(0 if first else 1, backup)
+        model = compiled(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), seed=hvd.rank())
+        return fit(model, epochs=epochs, callbacks=callbacks).epoch
+
+    trained(1)
+    if first:
+        assert trained(3) == [1, 2]
+    else:
+        with pytest.raises(hvd.UsageError, match="rank 1 begins epoch 1 and rank 0 begins epoch 2"):
+            trained(3)
 
 
 @several_ranks
