@@ -54,6 +54,11 @@ def compress_unasked(model: torch.nn.parallel.DistributedDataParallel) -> None:
     reported = True
     if reason is None:
         say(f"DDP sends gradients in {bits} bits, with error feedback; the script has no hook")
+        if getattr(torch.optim.Optimizer, "qsgd_loaded", False):
+            _say_once(
+                "the script has loaded an optimizer, but its checkpoint has no residuals: error "
+                "feedback starts from zero"
+            )
     elif reason != _HOOK:
         say(f"DDP sends gradients uncompressed, not in {bits} bits: {reason}")
     elif type(own := hook_states(model)[-1]).__name__ != "QSGDState":

@@ -223,6 +223,38 @@ def test_a_rank_without_inputs_joins_the_compressed_steps_of_the_others(
     assert "DDP sends gradients in 4 bits" in done.stderr
 
 
+# Trains two models; with a checkpoint as its argument, it resumes both.
+RESUMED = (
+    """
+import sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+models = [DDP(torch.nn.Linear(64, 64)) for _ in range(2)]
+optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+for optimizer in optimizers if sys.argv[2:] else ():
+    optimizer.load_state_dict(torch.load(sys.argv[1]))
+for model, optimizer in zip(models, optimizers):
+    model(torch.randn(4, 64)).sum().backward()
+    optimizer.step()
+if dist.get_rank() == 0:
+    torch.save(optimizers[0].state_dict(), sys.argv[1])
+"""
+    + END
+)
+
+
+@pytest.mark.one_mpi
+def test_a_resumed_script_is_told_that_residuals_start_from_zero(run_ranks, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path, saved = tmp_path / "train.py", str(tmp_path / "saved.pt")
+    path.write_text(RESUMED)
+    for options, *words in (("4", saved), ("4", saved, "resume"), ("32", saved, "resume")):
+        done = run_ranks(2, "--bits", options, str(path), *words)
+        assert done.returncode == 0, done.stderr
+        told = done.stderr.count("error feedback starts from zero")
+        assert told == (options == "4" and "resume" in words), done.stderr
+
+
 # Forty steps on matrices large enough to travel for a while.
 STEPS = (
     """

@@ -163,6 +163,8 @@ def _wrap_shards(module: Any) -> None:
 
 def _hook_steps(module: Any) -> None:
     """Check at the first step of an optimizer whether ranks are connected; time all for a study."""
+    if _BITS:
+        _note_loading(module)
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is None:
         return
@@ -192,6 +194,20 @@ def _hook_steps(module: Any) -> None:
         import atexit
 
         atexit.register(_write_record)
+
+
+def _note_loading(module: Any) -> None:
+    """Note whether the script has loaded an optimizer's state, as it does when it resumes."""
+    import functools
+
+    load = module.Optimizer.load_state_dict
+
+    @functools.wraps(load)
+    def loading(*args: Any, **kwargs: Any) -> Any:
+        module.Optimizer.qsgd_loaded = True
+        return load(*args, **kwargs)
+
+    module.Optimizer.load_state_dict = loading
 
 
 def _write_record() -> None:
