@@ -96,6 +96,12 @@ def test_arguments_that_cannot_be_are_answered_with_the_remedy(arguments, messag
         linear(**{"op": hvd.Average, **arguments})
 
 
+def test_parameters_without_names_are_answered_with_the_remedy():
+    parameters = list(nn.Linear(3, 1).parameters())
+    with pytest.raises(ValueError, match=r"not model\.parameters"):
+        hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), parameters)
+
+
 class Halving:
     """A compressor of a user: sends float16 halves, and doubles what comes back."""
 
