@@ -279,8 +279,12 @@ def test_a_process_set_leaves_alone_what_only_other_ranks_use():
 def test_passes_per_step_may_change_between_steps():
     model, optimizer = linear(backward_passes_per_step=2)
     before = model.weight.detach().clone()
-    for passes in (2, 3):
-        optimizer.set_backward_passes_per_step(passes)
+    for passes in (2, 3, 4):
+        if passes < 4:
+            optimizer.set_backward_passes_per_step(passes)
+        else:
+            optimizer.backward_passes_per_step = passes
+        assert optimizer.backward_passes_per_step == passes
         for _ in range(passes):
             loss_of(model).backward()
         if hvd.size() > 1:
@@ -289,7 +293,7 @@ def test_passes_per_step_may_change_between_steps():
         optimizer.step()
         optimizer.zero_grad()
     assert torch.allclose(
-        before - model.weight, torch.tensor(5 * hvd.size() * (hvd.size() + 1) / 2)
+        before - model.weight, torch.tensor(9 * hvd.size() * (hvd.size() + 1) / 2)
     )
 
 
