@@ -67,7 +67,7 @@ def DistributedOptimizer(
         scale_local_gradients: divide gradients of local sources by the number of ranks, as the
             average does with all others.
     Returns:
-        An optimizer of the same kind, with ``register_local_source``.
+        An optimizer of the same kind, with ``register_local_var``.
     Raises:
         UsageError: not an optimizer of these kinds, or arguments out of range.
     """
@@ -228,9 +228,11 @@ class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         self._local = LocalSources(scale_local_gradients)
         self._accumulation = Accumulation(passes, mean_of_passes) if passes > 1 else None
 
-    def register_local_source(self, source: Any) -> None:
+    def register_local_var(self, var: Any) -> None:
         """Do not reduce the gradient of a variable; see ``scale_local_gradients``."""
-        self._local.add(source)
+        self._local.add(var)
+
+    register_local_source = register_local_var
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return the wrapped optimizer's gradients, averaged over the ranks.

@@ -202,7 +202,7 @@ def test_local_variables_keep_their_own_gradients(variable):
     optimizer = hvd.DistributedOptimizer(
         v1.train.GradientDescentOptimizer(1.0), scale_local_gradients=False
     )
-    optimizer.register_local_source(local)
+    optimizer.register_local_var(local)
     train = optimizer.minimize(tf.reduce_sum(shared + local) * mine())
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
