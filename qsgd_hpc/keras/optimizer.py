@@ -114,7 +114,7 @@ def PartialDistributedOptimizer(
     average_aggregated_gradients: bool = False,
     groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: ProcessSet = global_process_set,
-    local_layers: Any = (),
+    local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
     """Return a :func:`DistributedOptimizer` that does not reduce some layers' gradients.
@@ -152,7 +152,7 @@ def synchronization_of(optimizer: Any) -> Synchronization | None:
 
 
 def _variables_of(layers: Any) -> list[Any]:
-    chosen = [layers] if isinstance(layers, keras.layers.Layer) else list(layers)
+    chosen = [layers] if isinstance(layers, keras.layers.Layer) else list(layers or ())
     for layer in chosen:
         if not layer.built:
             raise UsageError(

@@ -33,6 +33,7 @@ def run(
     bits: int | str | None = None,
     mpi_args: str | Sequence[str] = (),
     network_interfaces: str | None = None,
+    network_interface: str | None = None,
     executable: str | None = None,
     output_filename: str | os.PathLike[str] | None = None,
     start_timeout: float | None = None,
@@ -50,7 +51,8 @@ def run(
         env: variables for the ranks.
         bits: bits per gradient element; see ``qsgd-hpc run --bits``.
         mpi_args: additional options for mpiexec.
-        network_interfaces: ``eth0,...``: the network interfaces to use.
+        network_interfaces: ``eth0,...``: the network interfaces to use; ``network_interface`` is
+            an alias.
         executable: the ranks' Python; default is this one.
         output_filename: folder for the ranks' output: rank.N/stdout and rank.N/stderr.
         start_timeout: time limit for the start of the ranks, in seconds.
@@ -83,7 +85,9 @@ def run(
         bits=bits,
         env={**(env or {}), VARIABLE: exchange.address},
         mpi_args=tuple(shlex.split(mpi_args) if isinstance(mpi_args, str) else mpi_args),
-        network_interfaces=tuple(filter(None, (network_interfaces or "").split(","))),
+        network_interfaces=tuple(
+            filter(None, (network_interfaces or network_interface or "").split(","))
+        ),
         horovod=_horovod_installed(),
         output_folder=None if output_filename is None else Path(output_filename),
         start_timeout_s=start_timeout,

@@ -325,9 +325,17 @@ def unused_arguments(arguments: Mapping[str, Any]) -> list[str]:
 
     Raises:
         TypeError: an argument that Horovod does not have.
+        UsageError: ``host_discovery_script``.
     """
     remarks = []
     for name, value in arguments.items():
+        if name == "host_discovery_script":
+            if value is not None:
+                raise UsageError(
+                    "host_discovery_script: hosts cannot join or leave a running job in this "
+                    "version; list them in hosts= and start a fixed number of ranks with np="
+                )
+            continue
         reason = CHANGES_NOTHING.get(_FLAGS.get(name, f"--{name.replace('_', '-')}"))
         if reason is None:
             raise TypeError(f"run() got an unexpected keyword argument {name!r}")

@@ -397,19 +397,19 @@ def compression_stats() -> dict[str, dict[str, Any]]:
     return {name.removeprefix("allreduce."): quality for name, quality in stats.items()}
 
 
-def start_timeline(path: str, mark_cycles: bool = False) -> None:
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Start to write a timeline of all tensors, until ``stop_timeline`` or ``shutdown``.
 
     Rank 0 writes; calls on other ranks do nothing. With ``{rank}`` in the path, or with
     QSGD_TIMELINE_ALL_RANKS=1, every rank writes its own file, and all ranks must call this.
 
     Args:
-        path: the file, which is replaced. Its folder must exist.
+        file_path: the file, which is replaced. Its folder must exist.
         mark_cycles: mark the times at which the ranks have agreed on the next operations.
     Raises:
         UsageError: a timeline is already being written, or the file cannot be written.
     """
-    writing.start(context(), path, mark_cycles=mark_cycles)
+    writing.start(context(), file_path, mark_cycles=mark_cycles)
 
 
 def stop_timeline() -> None:

@@ -12,7 +12,7 @@ from qsgd_hpc.frameworks.shared_names import is_shared
 from qsgd_hpc.runtime import objects
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.ops._moves import broadcast_all
-from qsgd_hpc.tensorflow.ops._names import operation_names, unwrapped
+from qsgd_hpc.tensorflow.ops._names import name_of, operation_names, unwrapped
 from qsgd_hpc.tensorflow.ops._run import without_autograph
 
 __all__ = [
@@ -87,7 +87,8 @@ def broadcast_variables(
         return tf.group()
     number = process_set.process_set_id
     prefix = f"variable.set{number}." if number else "variable."
-    received = broadcast_all(chosen, root_rank, operation_names(prefix, chosen), process_set)
+    names = operation_names(prefix, [*map(name_of, chosen)])
+    received = broadcast_all(chosen, root_rank, names, process_set)
     pairs = zip(chosen, received, strict=True)
     return tf.group(*[tf.compat.v1.assign(variable, value) for variable, value in pairs])
 

@@ -71,6 +71,7 @@ def reduce_gradients(
     groups: Groups = 0,
     local: LocalSources | None = None,
     name: str = "gradient",
+    numbered: bool = False,
 ) -> list[Any]:
     """Return every gradient's average, or other reduction, over the ranks.
 
@@ -87,6 +88,8 @@ def reduce_gradients(
             lists of variables. Sparse gradients are reduced separately.
         local: variables whose gradients are not reduced.
         name: prefix of the operations' names.
+        numbered: name operations by the variables' numbers, not their names; local ones do not
+            count.
     Returns:
         the reduced gradients, with the same dtypes and shapes.
     Raises:
@@ -97,7 +100,11 @@ def reduce_gradients(
     if reduction.alone:
         return _marked(results, variables, reduction, name) if marks_steps() else results
     own = local or LocalSources()
-    names = operation_names(_prefix(name, reduction), variables)
+    numbers = itertools.count()
+    labels = [
+        str(next(numbers)) if numbered and each not in own else name_of(each) for each in variables
+    ]
+    names = operation_names(_prefix(name, reduction), labels)
     warn_of_threads(names, variables)
     dense = []
     for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
@@ -122,7 +129,8 @@ def _marked(
         return gradients
     values = [gradients[i].values if _is_sparse(gradients[i]) else gradients[i] for i in places]
     at = smallest([value.shape.num_elements() for value in values])
-    name = operation_names(_prefix(prefix, reduction), variables)[places[at]]
+    names = operation_names(_prefix(prefix, reduction), [*map(name_of, variables)])
+    name = names[places[at]]
     passed, original = allreduce(values[at], op=Sum, name=mark_name(name)), gradients[places[at]]
     if _is_sparse(original):
         passed = tf.IndexedSlices(passed, original.indices, original.dense_shape)

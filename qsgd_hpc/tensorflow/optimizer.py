@@ -54,7 +54,7 @@ def DistributedOptimizer(
         sparse_as_dense: makes ``tf.IndexedSlices`` dense before they are reduced; else all ranks'
             entries are gathered, uncompressed, which is efficient if there are few.
         backward_passes_per_step: number of steps whose gradients are summed, dense, before a
-            reduction; variables and ``global_step`` change with the last of them.
+            reduction; variables change with the last of them, and ``global_step`` with each.
         op: Average, Sum, or Adasum. With Adasum, each rank executes the optimizer's step with
             its own gradients and the ranks' steps are combined.
         gradient_predivide_factor: splits the average: gradients are divided by it before the
@@ -67,7 +67,7 @@ def DistributedOptimizer(
         scale_local_gradients: divide gradients of local sources by the number of ranks, as the
             average does with all others.
     Returns:
-        An optimizer of the same kind, with ``register_local_source``.
+        An optimizer of the same kind, with ``register_local_var``.
     Raises:
         UsageError: not an optimizer of these kinds, or arguments out of range.
     """
@@ -163,8 +163,11 @@ class Accumulation:
             results[i] = total
         return results
 
-    def when_complete(self, step: Callable[[], Any]) -> Any:
-        """Return an operation that executes the step and clears the sums, in a step's last pass."""
+    def when_complete(self, step: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Return an operation that executes the step and clears the sums, in a step's last pass.
+
+        In the other passes it executes ``otherwise``.
+        """
 
         def finish() -> Any:
             done = step()
@@ -173,7 +176,12 @@ class Accumulation:
             with tf.control_dependencies(cleared):
                 return tf.constant(True)
 
-        return tf.cond(self._complete, finish, lambda: tf.constant(False))
+        def wait() -> Any:
+            done = otherwise()
+            with tf.control_dependencies([] if done is None else [done]):
+                return tf.constant(False)
+
+        return tf.cond(self._complete, finish, wait)
 
 
 def _new_sums(variables: Sequence[Any]) -> _Sums:
@@ -220,9 +228,11 @@ class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         self._local = LocalSources(scale_local_gradients)
         self._accumulation = Accumulation(passes, mean_of_passes) if passes > 1 else None
 
-    def register_local_source(self, source: Any) -> None:
+    def register_local_var(self, var: Any) -> None:
         """Do not reduce the gradient of a variable; see ``scale_local_gradients``."""
-        self._local.add(source)
+        self._local.add(var)
+
+    register_local_source = register_local_var
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         """Return the wrapped optimizer's gradients, averaged over the ranks.
@@ -255,7 +265,10 @@ class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     def apply_gradients(
         self, grads_and_vars: Any, global_step: Any = None, name: Any = None
     ) -> Any:
-        """Execute the wrapped optimizer's step; with several passes per step, in the last one."""
+        """Execute the wrapped optimizer's step; with several passes per step, in the last one.
+
+        ``global_step`` counts all passes, because scripts end the training by it.
+        """
         pairs = list(grads_and_vars)
 
         def step() -> Any:
@@ -263,7 +276,12 @@ class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
                 return self._combined_step(pairs, global_step, name)
             return self._optimizer.apply_gradients(pairs, global_step, name)
 
-        return step() if self._accumulation is None else self._accumulation.when_complete(step)
+        def count() -> Any:
+            return None if global_step is None else tf.compat.v1.assign_add(global_step, 1)
+
+        if self._accumulation is None:
+            return step()
+        return self._accumulation.when_complete(step, otherwise=count)
 
     def _combined_step(self, pairs: Any, global_step: Any, name: Any) -> Any:
         """Execute the step, then replace it by the Adasum of all ranks' steps."""

@@ -38,8 +38,14 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]
         sources: Any,
         output_gradients: Any = None,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+        *,
+        use_generic_names: bool = False,
     ) -> Any:
-        """Return the wrapped tape's gradients, averaged over the ranks; see ``tf.GradientTape``."""
+        """Return the wrapped tape's gradients, averaged over the ranks; see ``tf.GradientTape``.
+
+        ``use_generic_names`` pairs the ranks' gradients by their order, without those of local
+        sources, instead of by the variables' names, which may then differ.
+        """
         own = super().gradient(target, sources, output_gradients, unconnected_gradients)
         reduced = reduce_gradients(
             tf.nest.flatten(own),
@@ -48,6 +54,7 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]
             groups=self._groups,
             local=self._local,
             name=self._name,
+            numbered=use_generic_names,
         )
         return tf.nest.pack_sequence_as(own, reduced)
 

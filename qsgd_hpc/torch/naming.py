@@ -31,11 +31,17 @@ def name_parameters(
         owned: the optimizer's parameters.
         named_parameters: names for these and possibly other parameters; None numbers them.
     Raises:
-        UsageError: names are duplicated or missing.
+        UsageError: names are duplicated or missing, or there are no pairs.
     """
     if named_parameters is None:
         return {p: str(i) for i, p in enumerate(owned)}
-    pairs = [(plain_name(name), parameter) for name, parameter in named_parameters]
+    listed = list(named_parameters)
+    if not all(isinstance(pair, tuple | list) for pair in listed):
+        raise UsageError(
+            "named_parameters takes pairs of name and parameter: pass "
+            "model.named_parameters(), not model.parameters()"
+        )
+    pairs = [(plain_name(name), parameter) for name, parameter in listed]
     doubled = sorted(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
     if doubled:
         raise UsageError(f"named_parameters contains duplicate names: {', '.join(doubled)}")

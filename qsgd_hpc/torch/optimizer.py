@@ -114,6 +114,15 @@ class _Distributed(Wrapped):
         """
         self._reducer.pending.set_passes(passes)
 
+    @property
+    def backward_passes_per_step(self) -> int:
+        """The number of backward passes per reduction; assigning a number changes it."""
+        return self._reducer.pending.passes
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        self.set_backward_passes_per_step(passes)
+
     # torch.compile(optimizer.step) compiles the wrapped step, but must not trace waiting for ranks.
     @functools.partial(_disable_dynamo, recursive=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -188,6 +188,21 @@ def test_local_sources_keep_their_own_gradients(traced, scale, divisor):
     assert np.allclose(in_numpy(sparse)[5], mine() / divisor())
 
 
+def test_ranks_may_name_their_variables_differently(traced):
+    local = tf.Variable(tf.ones((2,)), name="local")
+    shared = tf.Variable(tf.ones((3,)), name=f"of_rank_{hvd.rank()}")
+    sources = [local, shared] if hvd.rank() else [shared]
+
+    def step():
+        with tf.GradientTape() as tape:
+            value = linear(sources)
+        tape = hvd.DistributedGradientTape(tape)
+        tape.register_local_source(local)
+        return tape.gradient(value, sources, use_generic_names=True)
+
+    assert everywhere(mean(), traced(step)()[-1])
+
+
 def test_layers_may_be_local(traced):
     layers = [tf.keras.layers.Dense(2, use_bias=False) for _ in range(3)]
     for layer in layers:

@@ -92,6 +92,14 @@ def test_shapes_are_known_while_tracing_as_far_as_they_can_be():
     assert set(map(tuple, seen.values())) == {(None, 3)}
 
 
+def test_calls_that_ignore_the_name_scope_are_the_same():
+    x = mine(hvd.size(), 2)
+    for call in (hvd.allreduce, hvd.reducescatter, hvd.allgather, hvd.alltoall):
+        assert_equal(call(x, ignore_name_scope=True), call(x))
+    (reduced,) = hvd.grouped_allreduce([x], ignore_name_scope=True)
+    assert_equal(reduced, hvd.allreduce(x))
+
+
 def test_a_session_computes_what_eager_calls_do():
     right = every_collective(mine(hvd.size(), 2))
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:

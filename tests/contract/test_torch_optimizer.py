@@ -96,6 +96,12 @@ def test_arguments_that_cannot_be_are_answered_with_the_remedy(arguments, messag
         linear(**{"op": hvd.Average, **arguments})
 
 
+def test_parameters_without_names_are_answered_with_the_remedy():
+    parameters = list(nn.Linear(3, 1).parameters())
+    with pytest.raises(ValueError, match=r"not model\.parameters"):
+        hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), parameters)
+
+
 class Halving:
     """A compressor of a user: sends float16 halves, and doubles what comes back."""
 
@@ -273,8 +279,12 @@ def test_a_process_set_leaves_alone_what_only_other_ranks_use():
 def test_passes_per_step_may_change_between_steps():
     model, optimizer = linear(backward_passes_per_step=2)
     before = model.weight.detach().clone()
-    for passes in (2, 3):
-        optimizer.set_backward_passes_per_step(passes)
+    for passes in (2, 3, 4):
+        if passes < 4:
+            optimizer.set_backward_passes_per_step(passes)
+        else:
+            optimizer.backward_passes_per_step = passes
+        assert optimizer.backward_passes_per_step == passes
         for _ in range(passes):
             loss_of(model).backward()
         if hvd.size() > 1:
@@ -283,7 +293,7 @@ def test_passes_per_step_may_change_between_steps():
         optimizer.step()
         optimizer.zero_grad()
     assert torch.allclose(
-        before - model.weight, torch.tensor(5 * hvd.size() * (hvd.size() + 1) / 2)
+        before - model.weight, torch.tensor(9 * hvd.size() * (hvd.size() + 1) / 2)
     )
 
 

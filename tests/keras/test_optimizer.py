@@ -351,6 +351,11 @@ def test_local_layers_keep_their_own_gradients():
     assert not np.array_equal(own[0], own[1])
 
 
+def test_no_layer_need_be_local():
+    optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=None)
+    assert isinstance(optimizer, keras.optimizers.SGD)
+
+
 @several_ranks
 @pytest.mark.parametrize("groups", [1, "lists"])
 def test_groups_change_no_result(groups):

@@ -110,12 +110,16 @@ def test_what_ranks_print_is_kept_where_asked(launch, tmp_path):
 def test_horovods_arguments_are_known_and_others_refused(launch):
     done = launch(
         "print(qsgd_hpc.run(os.getcwd, num_proc=1, use_gloo=True, ssh_port=22, min_np=None,"
-        " max_num_proc=None, slots=None, cooldown_range=None, network_interfaces=None))\n"
+        " max_num_proc=None, slots=None, cooldown_range=None, network_interface='lo',"
+        " host_discovery_script=None))\n"
+        "try: qsgd_hpc.run(os.getcwd, host_discovery_script='./hosts.sh')\n"
+        "except ValueError as e: print(e)\n"
         "qsgd_hpc.run(os.getcwd, nump=2)\n"
     )
     assert "use_gloo=True: MPI starts the ranks" in done.stderr
     assert "ssh_port=22: mpiexec starts the ranks" in done.stderr
     assert "min_np" not in done.stderr
+    assert "list them in hosts=" in done.stdout
     assert "TypeError: run() got an unexpected keyword argument 'nump'" in done.stderr
 
 

@@ -16,7 +16,7 @@ import qsgd_hpc.arrays as hvd
 from qsgd_hpc.runtime.basics import start_timeline, stop_timeline
 hvd.init()
 for path in sys.argv[1:]:
-    start_timeline(path)
+    start_timeline(file_path=path)
     hvd.allreduce(np.ones(1000, np.float32), name="w")
     stop_timeline()
 hvd.allreduce(np.ones(1000, np.float32), name="last")

@@ -94,9 +94,9 @@ def name_of(variable: Any) -> str:
     return str(name).partition(":")[0]
 
 
-def operation_names(prefix: str, variables: Sequence[Any]) -> list[str]:
-    """Return an unused name for an operation on each of these variables."""
-    wanted = tuple(prefix + name_of(variable) for variable in variables)
+def operation_names(prefix: str, names: Sequence[str]) -> list[str]:
+    """Return an unused name for an operation on each of the variables with these names."""
+    wanted = tuple(prefix + name for name in names)
     if tf.executing_eagerly():
         return _distinct(wanted)
     return [distinct_in_graph(name) for name in wanted]

@@ -115,6 +115,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
 ) -> Any:
     """Return the average (or ``op``) of every rank's ``tensor``; shapes must be equal.
 
@@ -131,6 +132,7 @@ def allreduce(
         postscale_factor: multiplies the result.
         name: pairs the calls of the ranks; default: by order, or in a graph by their position.
         process_set: the participating ranks; default: all.
+        ignore_name_scope: accepted for compatibility; names have no scope here.
     Raises:
         HorovodInternalError: the ranks' tensors do not match, or a rank died.
         UnsupportedError: sparse tensors with another op than Average or Sum.
@@ -153,8 +155,9 @@ def grouped_allreduce(
     op: Op | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
 ) -> list[Any]:
     """Reduce several tensors, which complete or fail together; see :func:`allreduce`.
 
@@ -215,6 +218,7 @@ def reducescatter(
     op: Op | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     average: bool | None = None,
@@ -232,6 +236,7 @@ def reducescatter(
         op: Average (default), Sum, Min, Max or Product.
         name: pairs the calls of the ranks; default: by order, or in a graph by their position.
         process_set: the participating ranks; default: all.
+        ignore_name_scope: accepted for compatibility; names have no scope here.
         prescale_factor: multiplies every rank's tensor before the sum.
         postscale_factor: multiplies the result.
         average: deprecated: ``op=hvd.Average`` (True) or ``op=hvd.Sum`` (False).
@@ -249,10 +254,10 @@ def grouped_reducescatter(
     device_dense: str = "",
     compression: Any = Compression.none,
     op: Op | None = None,
-    name: str | None = None,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    name: str | None = None,
     average: bool | None = None,
 ) -> list[tf.Tensor]:
     """Reduce and scatter several tensors, which complete or fail together."""

@@ -6,15 +6,23 @@ import contextlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from qsgd_hpc.runtime import built
+from qsgd_hpc.runtime.built import ccl_built, ddl_built, gloo_built, mpi_built, nccl_built
 
 __all__ = [
+    "ccl_built",
     "check_extension",
+    "ddl_built",
     "env",
+    "extension_available",
+    "gloo_built",
     "gpu_available",
     "is_iterable",
+    "mpi_built",
+    "nccl_built",
     "num_rank_is_power_2",
     "split_list",
 ]
@@ -23,6 +31,11 @@ __all__ = [
 def gpu_available(ext_base_name: str = "", verbose: bool = False) -> bool:
     """Return whether there are kernels that code tensors on the GPU."""
     return built.cuda_built() or built.rocm_built()
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Return whether a framework (``"torch"``, ``"tensorflow"``, ``"mxnet"``) is installed."""
+    return find_spec(ext_base_name) is not None
 
 
 def check_extension(*arguments: Any) -> None:
@@ -47,10 +60,11 @@ def is_iterable(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def env(**variables: str) -> Iterator[None]:
-    """Set environment variables while in the block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+def env(**variables: str | None) -> Iterator[None]:
+    """Set environment variables while in the block, except those given as None."""
+    values = {name: value for name, value in variables.items() if value is not None}
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
