@@ -121,7 +121,7 @@ def checked_reduction(
         )
     if not predivide > 0:
         raise UsageError(f"gradient_predivide_factor={predivide}: choose more than 0")
-    if process_set.included() is None:
+    if not isinstance(process_set, ProcessSet) or process_set.included() is None:
         require_member(process_set)
     return GradientReduction(op, chosen, predivide, sparse_as_dense, process_set, check_finite)
 

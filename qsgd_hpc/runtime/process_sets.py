@@ -158,8 +158,13 @@ def require_member(process_set: ProcessSet) -> int:
     """Return the number of a set to which this rank belongs.
 
     Raises:
-        UsageError: the set is not registered, or this rank is not in it.
+        UsageError: it is no set, or not registered, or this rank is not in it.
     """
+    if not isinstance(process_set, ProcessSet):
+        raise UsageError(
+            f"process_set={process_set!r}: pass a hvd.ProcessSet, such as the result of "
+            "hvd.add_process_set([0, 1]) on every rank"
+        )
     number, rank = process_set.process_set_id, basics.rank()
     if number is None:
         raise UsageError(

@@ -96,6 +96,11 @@ def test_a_set_that_is_gone_cannot_be_used(framework, hvd):
         hvd.allreduce(of(framework, 1), process_set=sets[0])
 
 
+def test_a_list_of_ranks_is_no_set(framework, hvd):
+    with pytest.raises(hvd.UsageError, match=r"process_set=\[0\]: pass a hvd\.ProcessSet"):
+        hvd.allreduce(of(framework, 1), name="listed", process_set=[0])
+
+
 def test_ranks_of_a_set_disagree_by_themselves(framework, hvd):
     if hvd.size() < 3:
         pytest.skip("needs a set of two ranks, and one more")

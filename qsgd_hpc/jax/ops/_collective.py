@@ -72,6 +72,7 @@ def named(
     Unnamed calls in traced functions are numbered separately from immediate ones, so that a rank
     that traces a function more often than others affects only that function.
     """
+    require_member(process_set)
     if is_traced(arrays) and not name:
         text = "traced." + ops.label(f"traced.{kind}", None, process_set)
     else:
