@@ -52,7 +52,7 @@ class JobState(str, Enum):
 
 
 def _are_strings(value: Any) -> bool:
-    return isinstance(value, tuple | list) and all(isinstance(word, str) for word in value)
+    return type(value) in (tuple, list) and all(isinstance(word, str) for word in value)
 
 
 # For the types of a request's fields: whether a value is of this type, and what to write.
