@@ -86,7 +86,7 @@ def test_what_the_check_warns_of_is_to_be_decided(tmp_path):
             "import torch\ntorch.distributed.init_process_group('nccl')\n",
             "distributed by torch.distributed.init_process_group(): start it by qsgd-hpc run -np 2",
         ),
-        ("import torch, jax\n", "choose by --framework"),
+        ("import torch, jax\nloss.backward()\n", "choose by --framework"),
     ],
 )
 def test_what_cannot_be_converted_is_refused_in_one_line(tmp_path, text, words):
