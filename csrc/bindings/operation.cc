@@ -214,6 +214,7 @@ void bind_frameworks(py::module_& m) {
       "set_current_engine",
       [](const EnginePtr& engine) { set_current_engine(std::weak_ptr<Engine>(engine)); },
       py::arg("engine").none(true), "Set the engine for operations of frameworks; None for none.");
+  m.def("set_calls_block", &set_calls_block, py::arg("block"));
   m.def("foreign_table_address", [] { return reinterpret_cast<std::uintptr_t>(&foreign_table()); });
   m.def(
       "xla_collective", [] { return py::capsule(reinterpret_cast<void*>(&xla::collective)); },

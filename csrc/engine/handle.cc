@@ -26,6 +26,10 @@ bool Handle::wait_for(std::chrono::milliseconds timeout) const {
 
 void Handle::begin_wait(Timeline::Clock::time_point now) {
   waits_->begin(now);
+  mark_waited_for(now);
+}
+
+void Handle::mark_waited_for(Timeline::Clock::time_point now) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (waiting_++ == 0) waiting_since_ = now;
 }

@@ -54,6 +54,9 @@ class Handle {
   // Callbacks must neither throw nor wait for other operations.
   void when_done(std::function<void()> callback);
 
+  // Marks that a thread of the program is blocked until the operation is done.
+  void mark_waited_for(Timeline::Clock::time_point now);
+
   // Called by the engine; only the first call has an effect.
   void finish(Result result);
   void fail(Fault fault);

@@ -20,6 +20,8 @@ Current& current() {
   return slot;
 }
 
+thread_local bool calls_block = false;
+
 // Operations of one call, some of which are in flight.
 struct Call {
   std::function<void(const Error*, const Handles&)> done;
@@ -58,6 +60,9 @@ void submit(std::vector<ForeignTensor> tensors, const std::shared_ptr<void>& kee
     operations.emplace_back(std::move(operation), TensorMemory{t.in, t.out, keep});
   }
   call.handles = engine->start_all(std::move(operations), /*foreign=*/true);
+  if (!calls_block) return;
+  const auto now = Timeline::Clock::now();
+  for (const auto& handle : call.handles) handle->mark_waited_for(now);
 }
 
 }  // namespace
@@ -66,6 +71,8 @@ void set_current_engine(std::weak_ptr<Engine> engine) {
   const std::lock_guard<std::mutex> lock(current().mutex);
   current().engine = std::move(engine);
 }
+
+void set_calls_block(bool block) { calls_block = block; }
 
 std::shared_ptr<Engine> current_engine() {
   std::shared_ptr<Engine> engine;

@@ -27,6 +27,10 @@ Operation of_text(const char* text, size_t size_bytes);
 // The bytes of hexadecimal digits.
 std::vector<char> from_hex(const char* digits, size_t count);
 
+// Sets whether calls of start_foreign() block this thread until their operations are done, as in
+// eager execution. Ranks that wait for each other so fail; others only warn.
+void set_calls_block(bool block);
+
 // The name in qsgd_hpc.errors of the class for a kind of error.
 const char* class_of(ErrorKind kind);
 

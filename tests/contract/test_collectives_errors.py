@@ -50,7 +50,7 @@ def test_all_dimensions_but_the_first(framework, hvd):
 
 
 def test_names(framework, hvd, monkeypatch):
-    if not framework.has_handles:
+    if not framework.has_handles and type(framework).__name__ != "TensorFlow":
         pytest.skip("what waits is inside the framework: that is a warning")
     monkeypatch.setenv("QSGD_DEADLOCK_S", "0.5")
     hvd.shutdown()

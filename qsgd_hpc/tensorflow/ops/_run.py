@@ -88,7 +88,11 @@ def run(what: str, operations: Sequence[Operation], **inputs: Any) -> Any:
     if not eager:
         _refuse_xla(operations[0].kind)
     packed = b" ".join(operation.text() for operation in operations)
-    made = getattr(_library(), what)(operations=packed, **inputs)
+    _core.set_calls_block(eager)
+    try:
+        made = getattr(_library(), what)(operations=packed, **inputs)
+    finally:
+        _core.set_calls_block(False)
     if not eager:
         _allow_any_order(made)
     return made
