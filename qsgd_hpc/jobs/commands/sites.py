@@ -274,7 +274,9 @@ def _queue_lines(queue: Queue) -> list[str]:
 
 
 def _range(name: str, nodes: tuple[int, int], rest: str) -> str:
-    return f"  {name:<16}{f'{nodes[0]} to {nodes[1]} nodes':<20}{rest}".rstrip()
+    least, most = nodes
+    count = "1 node" if most == 1 else f"{least} to {most} nodes"
+    return f"  {name:<16}{count:<20}{rest}".rstrip()
 
 
 def _profile_json(found: Merged) -> dict[str, Any]:

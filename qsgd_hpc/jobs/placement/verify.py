@@ -154,4 +154,5 @@ def _summary(nodes: Sequence[Node]) -> str:
         own.append("a GPU")
     beside = own == ["cores", "a GPU"] and all(node.home(seat.gpu) for node, seat in every)
     has = f"has {' and '.join(own)} of its own" if own else "reported; no fault was found"
-    return f"Each of {len(every)} ranks {has}{', one beside the other' if beside else ''}."
+    who = f"Each of {len(every)} ranks" if len(every) > 1 else "The rank"
+    return f"{who} {has}{', one beside the other' if beside else ''}."
