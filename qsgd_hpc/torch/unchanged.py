@@ -15,6 +15,7 @@ from qsgd_hpc import env
 from qsgd_hpc.errors import QsgdError
 from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS
 from qsgd_hpc.torch._groups import hook_states, say
+from qsgd_hpc.torch.ops._tensors import name_of
 
 __all__ = ["compress_unasked", "quantize_unasked"]
 
@@ -47,9 +48,11 @@ def compress_unasked(model: torch.nn.parallel.DistributedDataParallel) -> None:
         from qsgd_hpc.torch.ddp.hook import compress
 
         try:
-            compress(model, bits=int(bits), scaler=_scaler())
+            state = compress(model, bits=int(bits), scaler=_scaler())
         except QsgdError as error:
             reason = str(error)
+        else:
+            reason = _why_nothing(model, state.compression)
     global reported
     reported = True
     if reason is None:
@@ -109,6 +112,16 @@ def _scaler() -> Any:
     made = getattr(torch.amp.grad_scaler, "qsgd_scalers", ())
     enabled = [scaler for scaler in made if scaler.is_enabled()]
     return enabled[0] if len(enabled) == 1 else None
+
+
+def _why_nothing(model: Any, compression: Any) -> str | None:
+    """Return why none of a model's gradients is coded, if that is so."""
+    for name, parameter in model.module.named_parameters():
+        kind = name_of(parameter.dtype)
+        if parameter.requires_grad and compression.coding_for_gradient(name, parameter.shape, kind):
+            return None
+    ruled = ", and no rule selects one" if compression.rules else ""
+    return f"none has two dimensions and at least {compression.min_elements:,} elements{ruled}"
 
 
 def _why_not(model: Any) -> str | None:

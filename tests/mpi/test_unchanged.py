@@ -16,9 +16,9 @@ for name in {*globals()} - {"dist", "gc"}:
 gc.collect()
 dist.destroy_process_group()
 """
-# Trains three times: as DDP does by itself, with a hook of torch's own, and as a static graph.
+# Trains as DDP does by itself, with a hook of torch's own, as a static graph, and a small model.
 # Begins with an optimizer in the backward pass, too, which torch runs only with an accelerator.
-THRICE = (
+KINDS = (
     """
 import json, torch, torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -26,9 +26,11 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
-for kind in ("plain", "hook", "static", "backward"):
+for kind in ("plain", "hook", "static", "small", "backward"):
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    if kind == "small":
+        net = torch.nn.Linear(64, 1)
     if kind == "backward":
         _apply_optimizer_in_backward(torch.optim.SGD, net.parameters(), {"lr": 0.01})
         model = DistributedDataParallel(net)
@@ -59,7 +61,7 @@ for kind in ("plain", "hook", "static", "backward"):
 def test_bits_compress_a_script_that_says_nothing(run_ranks, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "train.py"
-    path.write_text(THRICE)
+    path.write_text(KINDS)
     told, runs = [], []
     for options in ((), ("--bits", "4")):
         done = run_ranks(2, *options, str(path))
@@ -72,12 +74,15 @@ def test_bits_compress_a_script_that_says_nothing(run_ranks, tmp_path: Path) -> 
         "qsgd-hpc: DDP sends gradients in 4 bits, with error feedback; the script has no hook",
         "qsgd-hpc: --bits 4 has no effect: the script has registered a hook of its own",
         "qsgd-hpc: DDP sends gradients uncompressed, not in 4 bits: static_graph=True",
+        "qsgd-hpc: DDP sends gradients uncompressed, not in 4 bits: none has two dimensions and at "
+        "least 1,024 elements",
         "qsgd-hpc: DDP sends gradients uncompressed, not in 4 bits: its optimizer steps in the "
         "backward pass, through DDP's only hook",
     ]
     assert plain["hook"] == plain["plain"]
     assert compressed["hook"] == plain["hook"]
     assert compressed["static"] == plain["static"]
+    assert compressed["small"] == plain["small"]
     assert compressed["plain"] != plain["plain"]
     assert compressed["plain"][0] == pytest.approx(plain["plain"][0], rel=0.1)
 
