@@ -66,8 +66,7 @@ def submit_all(
     filled, site = prepare(request, dry_run=False)
     for note in site_notes(filled, site):
         tell(note)
-    with _interrupts_deferred():
-        jobs: list[Job] = []
+    with _interrupts_deferred() as jobs:
         created: list[Job] = []
         for part in range(filled.chain):
             try:
@@ -75,6 +74,7 @@ def submit_all(
                 jobs.append(job)
                 (created.append if is_new else known)(job)
             except (LaunchError, UsageError) as error:
+                jobs.clear()
                 said = _cancel_parts(created)
                 if not said:
                     raise
@@ -124,8 +124,9 @@ def resubmit(job_id: str, changes: Mapping[str, Any] | None = None, *, force: bo
         fresh["stop_before_min"] = None  # not chosen by the user: that of the new walltime
     request = dataclasses.replace(job.request, **{**fresh, **(changes or {})})
     filled, site = prepare(request, dry_run=False)
-    with _interrupts_deferred():
-        return _submit_once(filled, site, resumes=job)[0]
+    with _interrupts_deferred() as submitted:
+        submitted.append(_submit_once(filled, site, resumes=job)[0])
+    return submitted[0]
 
 
 def _resubmit_fault(job: Job) -> str | None:
@@ -300,14 +301,15 @@ def _forget(job: Job) -> None:
 
 
 @contextmanager
-def _interrupts_deferred() -> Iterator[None]:
-    """Defer Ctrl-C and SIGTERM until the end of the block.
+def _interrupts_deferred() -> Iterator[list[Job]]:
+    """Defer Ctrl-C and SIGTERM until the end of the block; yield a list for the submitted jobs.
 
     An interrupted submission could leave a job that is not recorded. In other threads than the main
     one, this does nothing, because they receive no signals.
     """
+    submitted: list[Job] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield submitted
         return
     arrived: list[int] = []
 
@@ -321,10 +323,12 @@ def _interrupts_deferred() -> Iterator[None]:
 
     before = {number: signal.signal(number, defer) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield submitted
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for job in submitted if arrived else ():
+            tell(f"{job.id} is submitted; to cancel it: qsgd-hpc cancel {job.id}")
         for first in arrived[:1]:
             signal.raise_signal(first)
 

@@ -116,7 +116,9 @@ def test_ctrl_c_in_a_submission_is_answered_and_takes_effect_after_it(fakes: Fak
     done = cli(*words)
     assert done.exit_code == 1
     assert "this ends when the current submission is complete" in done.stderr
-    assert [registry.load(j).progress.scheduler_id for j in registry.ids()] == [f"8.{SERVER}"]
+    (job_id,) = registry.ids()
+    assert registry.load(job_id).progress.scheduler_id == f"8.{SERVER}"
+    assert f"{job_id} is submitted; to cancel it: qsgd-hpc cancel {job_id}" in done.stderr
 
 
 def test_a_job_that_its_scheduler_may_still_accept_is_not_called_cancelled(fakes: Fakes) -> None:
