@@ -637,5 +637,6 @@ def set_calls_block(block: bool) -> None:
 
     Ranks that wait for each other so fail; others only warn.
     """
+
 def xla_collective() -> Any: ...
 def xla_device_collective(streams: bool) -> Any: ...
