@@ -29,7 +29,7 @@ class Schedule:
     staircase: bool = True
 
     def __post_init__(self) -> None:
-        if not self.initial_lr > 0:
+        if self.initial_lr is None or not self.initial_lr > 0:
             raise UsageError(f"initial_lr={self.initial_lr!r}: choose more than 0")
 
     def at(self, epoch: int, batch: int, steps_per_epoch: int | None) -> float | None:

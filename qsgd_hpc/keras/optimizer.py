@@ -154,6 +154,8 @@ def synchronization_of(optimizer: Any) -> Synchronization | None:
 def _variables_of(layers: Any) -> list[Any]:
     chosen = [layers] if isinstance(layers, keras.layers.Layer) else list(layers or ())
     for layer in chosen:
+        if not isinstance(layer, keras.layers.Layer):
+            raise UsageError(f"local_layers has {layer!r}, which is not a layer of Keras")
         if not layer.built:
             raise UsageError(
                 f"local_layers: layer {layer.name!r} is not built, so its variables are not known; "

@@ -115,6 +115,12 @@ def test_a_rate_that_changes_within_unknown_epochs_is_answered_with_the_remedy()
         schedule.at(1, 2, None)
 
 
+@pytest.mark.parametrize("rate", [None, 0.0])
+def test_a_schedule_needs_a_rate_to_multiply(rate):
+    with pytest.raises(ValueError, match=f"initial_lr={rate!r}: choose more than 0"):
+        Schedule(rate, lambda epoch: epoch)
+
+
 def test_momentum_follows_the_rate():
     """One step after the change equals one step with the momentum's factor times the ratio."""
     x, y = np.ones((1, 6), "float32"), np.ones((1, 3), "float32")

@@ -356,6 +356,11 @@ def test_no_layer_need_be_local():
     assert isinstance(optimizer, keras.optimizers.SGD)
 
 
+def test_what_is_no_layer_cannot_be_local():
+    with pytest.raises(hvd.UsageError, match="local_layers has 3, which is not a layer"):
+        hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[3])
+
+
 @several_ranks
 @pytest.mark.parametrize("groups", [1, "lists"])
 def test_groups_change_no_result(groups):
