@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -243,7 +243,15 @@ class Script(Tree):
 
     def calls_of(self, function: cst.FunctionDef | None) -> tuple[cst.Call, ...]:
         """Return the calls of one of the script's functions or methods; none of None."""
-        return tuple(c for c in self.calls if function and self.definition(c) is function)
+        return tuple(self._calls_by_function.get(function, ()))
+
+    @cached_property
+    def _calls_by_function(self) -> Mapping[cst.FunctionDef | None, Sequence[cst.Call]]:
+        found: dict[cst.FunctionDef | None, list[cst.Call]] = {}
+        for call in self.calls:
+            if (function := self.definition(call)) is not None:
+                found.setdefault(function, []).append(call)
+        return found
 
     def passed(self, parameter: Binding) -> Iterator[cst.BaseExpression | None]:
         """Yield what each call of a function or method passes for its parameter, if anything."""
