@@ -49,3 +49,24 @@ def torch_script(setup="pass", after="pass", clip=""):
 
 def done(text):
     return convert(textwrap.dedent(text))
+
+
+NOISY = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.randn(8))
+
+    def forward(self, x):
+        return x * self.scale{drawn}
+
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+data = torch.utils.data.TensorDataset(torch.ones(64, 8))
+for (x,) in torch.utils.data.DataLoader(data, batch_size=8, shuffle=True):
+    optimizer.zero_grad()
+    net(x).mean().backward()
+    optimizer.step()
+"""

@@ -10,7 +10,7 @@ from qsgd_hpc.eight_steps.convert import convert
 from qsgd_hpc.eight_steps.convert.cli import to_decide
 from qsgd_hpc.eight_steps.convert.plan import Edit, apply
 from qsgd_hpc.errors import UsageError
-from tests.eight_steps.scripts import TF2, done, torch_script
+from tests.eight_steps.scripts import NOISY, TF2, done, torch_script
 
 
 def test_inserts_at_one_place_keep_their_order_and_vanish_in_what_is_replaced():
@@ -226,65 +226,6 @@ def test_what_a_training_step_draws_may_differ_between_ranks():
     assert any("ranks draw different numbers" in note.text for note in made.to_decide)
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        "from sklearn.model_selection import KFold\nfolds = KFold(5, shuffle=True)",
-        "import random\nrandom.shuffle(files)",
-        "import numpy as np\nrng = np.random.RandomState()",
-    ],
-)
-def test_what_ranks_draw_without_a_seed_is_pointed_out(draw):
-    made = done(f"{draw}\n{torch_script()}")
-    assert any("ranks draw different numbers" in note.text for note in made.to_decide)
-
-
-@pytest.mark.parametrize(
-    ("line", "agreed"),
-    [
-        ("seed = {}", "random.randint(1, 10000)"),
-        ("args.manualSeed = {}", "random.randrange(9)"),
-        ("torch.manual_seed(int({}))", "time.time()"),
-        ("sampler = make(random_state={})", "numpy.random.randint(9)"),
-    ],
-)
-def test_a_drawn_seed_is_that_of_rank_0(line, agreed):
-    text = f"import random, time, numpy\nstart = time.time()\n{line.format(agreed)}\n"
-    made = done(text + NOISY.format(drawn=""))
-    assert line.format(f"hvd.broadcast_object({agreed})") in made.after
-    assert "start = time.time()" in made.after
-    assert not any("different numbers" in note.text for note in made.to_decide)
-
-
-@pytest.mark.parametrize(
-    ("used", "agreed"),
-    [
-        ("reseed()", True),
-        ("loader = make(worker_init_fn=reseed)", False),
-        ("for sample in range(8):\n    reseed()", False),
-    ],
-)
-def test_a_seed_of_each_sample_or_worker_stays(used, agreed):
-    text = f"import random\ndef reseed(*_):\n    seed: int = random.randint(0, 9)\n{used}\n"
-    made = done(text + NOISY.format(drawn=""))
-    assert ("hvd.broadcast_object(random.randint(0, 9))" in made.after) == agreed
-
-
-def test_ranks_draw_alike_until_they_train():
-    text = torch_script(
-        """
-        drop = torch.nn.Dropout(0.5)
-        train, valid = torch.utils.data.random_split(data, [80, 20])
-        """
-    )
-    after = done(
-        text.replace(" torch.", " th.").replace("import torch\n", "import torch as th\n")
-    ).after
-    other = "if hvd.rank() > 0:\n    th.manual_seed(th.initial_seed() + hvd.rank())\n"
-    assert f"{other}for epoch in range(3):" in after
-    assert after.index("random_split") < after.index("# From here on each rank draws")
-
-
 def test_files_of_rank_0_are_loaded_when_they_are_written():
     text = """
 import torch
@@ -328,11 +269,6 @@ again = keras.models.load_model("model.keras")
     ).after
     line = "hvd.allgather_object(None)  # until rank 0 has written the file\n"
     assert f'{line}again = keras.models.load_model("model.keras")' in after
-
-
-def test_an_unseeded_script_takes_rank_0s_seed():
-    text = torch_script().replace("torch.manual_seed(0)\n", "")
-    assert "torch.manual_seed(hvd.broadcast_object(torch.initial_seed()))" in done(text).after
 
 
 def test_a_script_for_horovod_is_distributed_already():
@@ -569,36 +505,6 @@ def test_a_metric_that_is_summed_is_not_missing():
     assert not any("metric covers only" in note.text for note in made.to_decide)
 
 
-NOISY = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.randn(8))
-
-    def forward(self, x):
-        return x * self.scale{drawn}
-
-net = Net()
-optimizer = torch.optim.SGD(net.parameters(), 0.1)
-data = torch.utils.data.TensorDataset(torch.ones(64, 8))
-for (x,) in torch.utils.data.DataLoader(data, batch_size=8, shuffle=True):
-    optimizer.zero_grad()
-    net(x).mean().backward()
-    optimizer.step()
-"""
-
-
-@pytest.mark.parametrize(
-    ("drawn", "told"),
-    [("", 0), (" + torch.randn_like(x)", 1), (" + torch.nn.functional.dropout(torch.rand(8))", 0)],
-)
-def test_noise_that_all_ranks_draw_alike_is_pointed_out(drawn, told):
-    notes = [note.text for note in done(NOISY.format(drawn=drawn)).to_decide]
-    assert sum("all ranks draw the same numbers here" in note for note in notes) == told
-
-
 def test_a_step_by_hand_is_told_to_average_gradients():
     text = NOISY.format(drawn="").replace("optimizer.step()", "net.scale.data -= net.scale.grad")
     lines = [line for line in text.splitlines() if "optim" not in line]
@@ -606,11 +512,6 @@ def test_a_step_by_hand_is_told_to_average_gradients():
     remedy = "average each gradient before it is used: hvd.allreduce_(p.grad)"
     assert any(remedy in note for note in notes)
     assert not any("wrap the optimizer" in note for note in notes)
-
-
-def test_a_seeded_generator_of_numpy_is_no_noise():
-    text = NOISY.format(drawn="") + "import numpy as np\norder = np.random.RandomState(0)\n"
-    assert "each rank draws other random numbers" not in done(text).after
 
 
 def test_a_closure_trains_and_the_rate_of_lbfgs_stays():
