@@ -15,7 +15,11 @@ import click
 from qsgd_hpc import __version__
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.cluster import parse as parse_network
-from qsgd_hpc.launch.horovod_flags import horovod_options, variables_and_remarks
+from qsgd_hpc.launch.horovod_flags import (
+    horovod_options,
+    refuse_discovery,
+    variables_and_remarks,
+)
 from qsgd_hpc.launch.option_types import (
     BITS_HELP,
     WEIGHT_BITS,
@@ -237,11 +241,12 @@ def run(
     """
     faults: list[str] = []
     checked = partial(_checked, faults)
-    if host_discovery_script is not None:
-        faults.append(
-            "--host-discovery-script: hosts cannot join or leave a running job in this "
-            "version; list them with -H and start a fixed number of ranks with -np"
-        )
+    checked(
+        lambda: refuse_discovery(
+            host_discovery_script, "--host-discovery-script", "with -H", "-np"
+        ),
+        None,
+    )
     settings, remarks = checked(lambda: variables_and_remarks(horovods, config_file), ({}, []))
     options = RunOptions(
         ranks=ranks,

@@ -21,6 +21,7 @@ __all__ = [
     "SETTINGS",
     "horovod_options",
     "read_config",
+    "refuse_discovery",
     "unused_arguments",
     "values_after",
     "variables_and_remarks",
@@ -320,6 +321,24 @@ _FLAGS = {
 }
 
 
+def refuse_discovery(script: str | None, name: str, hosts: str, ranks: str) -> None:
+    """Raise if a script is given that names the hosts while the job runs.
+
+    Args:
+        script: it.
+        name: the flag or argument with the script.
+        hosts: where to list the hosts instead, such as "with -H".
+        ranks: the flag or argument for the number of ranks.
+    Raises:
+        UsageError: a script is given.
+    """
+    if script is not None:
+        raise UsageError(
+            f"{name}: hosts cannot join or leave a running job in this version; list them "
+            f"{hosts} and start a fixed number of ranks with {ranks}"
+        )
+
+
 def unused_arguments(arguments: Mapping[str, Any]) -> list[str]:
     """Return why arguments of Horovod's ``run()`` have no effect, one sentence for each.
 
@@ -330,11 +349,7 @@ def unused_arguments(arguments: Mapping[str, Any]) -> list[str]:
     remarks = []
     for name, value in arguments.items():
         if name == "host_discovery_script":
-            if value is not None:
-                raise UsageError(
-                    "host_discovery_script: hosts cannot join or leave a running job in this "
-                    "version; list them in hosts= and start a fixed number of ranks with np="
-                )
+            refuse_discovery(value, name, "in hosts=", "np=")
             continue
         reason = CHANGES_NOTHING.get(_FLAGS.get(name, f"--{name.replace('_', '-')}"))
         if reason is None:
