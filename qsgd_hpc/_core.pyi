@@ -213,6 +213,11 @@ class Handle:
             UsageError: the operation is still in flight.
             HorovodInternalError: it has failed.
         """
+    def copy_output(self, address: int, stream: int) -> None:
+        """Copy the result of a tensor on a device to memory of that device, in stream order.
+
+        Waits until the copy is done.
+        """
     def shape(self) -> list[int]:
         """Return the shape of the output."""
     def sizes(self) -> list[int]:

@@ -121,12 +121,26 @@ void add_done_callback(Handle& handle, py::object callback) {
 
 // Returns the core's memory without a copy; it exists as long as the array.
 py::array_t<uint8_t> output(const Handle& handle) {
+  if (!handle.result()->is_on_host()) throw internal_error("the result is in a device's memory");
   auto* const result = new std::shared_ptr<const Result>(handle.result());
   const py::capsule owner(
       result, [](void* held) { delete static_cast<std::shared_ptr<const Result>*>(held); });
   const Memory& memory = (*result)->output;
   return py::array_t<uint8_t>(static_cast<py::ssize_t>(memory.size()),
                               reinterpret_cast<const uint8_t*>(memory.data()), owner);
+}
+
+// Copies the result of a tensor on a device, in stream order, and waits for the copy.
+void copy_output(const Handle& handle, std::uintptr_t address, std::uintptr_t stream) {
+  const std::shared_ptr<const Result> result = handle.result();
+  if (result->device == nullptr) throw internal_error("the tensor was in host memory");
+  if (result->size_bytes() == 0) return;
+  gpu::Device& device = *result->device;
+  const auto queue = reinterpret_cast<gpu::Stream>(stream);
+  const gpu::Device::Use here(device);
+  device.require(device.library().copy(reinterpret_cast<void*>(address), result->data(),
+                                       result->size_bytes(), queue));
+  device.await(*device.mark(queue));
 }
 
 void wait_for(Handle& handle) {
@@ -200,6 +214,9 @@ void bind_handle(py::module_& m) {
       .def("add_done_callback", &add_done_callback, py::arg("callback"),
            "Call back once: from the engine's thread, or immediately if done already.")
       .def("output", &output, "The result's bytes, 64-byte aligned, owned by the array.")
+      .def("copy_output", &copy_output, py::arg("address"), py::arg("stream"),
+           py::call_guard<py::gil_scoped_release>(),
+           "Copy the result's bytes to the tensor's device, in stream order; wait for the copy.")
       .def("shape", [](const Handle& handle) { return handle.result()->shape; })
       .def("sizes", [](const Handle& handle) { return handle.result()->sizes; })
       .def("result", [](const Handle& handle) { return handle.result()->value; });

@@ -24,6 +24,7 @@ struct Entry {
   // For device memory: when the tensor is ready. Null: it is in host memory, and ready.
   std::shared_ptr<gpu::Mark> ready = nullptr;
   std::shared_ptr<HostCopy> copy = nullptr;  // for device memory, once needed
+  gpu::Device* copied_from = nullptr;        // of such a copy's entry
 
   bool is_ready() const { return ready == nullptr || ready->passed(); }
 };

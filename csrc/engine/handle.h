@@ -14,16 +14,24 @@
 #include "common/memory.h"
 #include "engine/timeline.h"
 #include "engine/wait_meter.h"
+#include "gpu/device.h"
 #include "transport/transport.h"
 
 namespace qsgd {
 
 // Results of an operation, in addition to the memory that the caller passed.
 struct Result {
-  Memory output;  // if the size of the result depends on all ranks
+  // If the size of the result depends on all ranks: its memory, on the host or on a device.
+  Memory output;
+  std::shared_ptr<gpu::Device> device;  // of the tensor; null: it was in host memory
+  gpu::DeviceMemory on_device;
   std::vector<int64_t> shape;
   std::vector<int64_t> sizes;  // number of rows from each rank
   int64_t value = 0;
+
+  bool is_on_host() const { return on_device.data() == nullptr; }
+  void* data() const { return is_on_host() ? static_cast<void*>(output.data()) : on_device.data(); }
+  size_t size_bytes() const { return is_on_host() ? output.size() : on_device.size_bytes(); }
 };
 
 class Handle {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 #include "collectives/allgather.h"
 #include "collectives/alltoall.h"
@@ -37,6 +39,27 @@ std::vector<int64_t> even_rows(int64_t rows, int size) {
   return parts;
 }
 
+gpu::Device* device_of(const Entry& entry) {
+  return is_on_device(&entry) ? &entry.ready->device() : nullptr;
+}
+
+// A result of so many rows, with memory for them.
+Result new_result(const Entry& entry, int64_t rows, const gpu::Nccl* nccl) {
+  const size_t size_bytes = static_cast<size_t>(rows) * entry.operation->row_bytes();
+  Result result;
+  result.shape = with_rows(entry.operation->shape, rows);
+  gpu::Device* const device = is_on_device(&entry) ? device_of(entry) : entry.copied_from;
+  if (device != nullptr) result.device = device->shared_from_this();
+  if (nccl != nullptr && device == &nccl->device()) {
+    result.on_device = gpu::DeviceMemory(*device, size_bytes);
+  } else if (device != nullptr) {
+    result.output = Memory(device->take_pinned(size_bytes), size_bytes);
+  } else {
+    result.output = Memory(size_bytes);
+  }
+  return result;
+}
+
 }  // namespace
 
 bool Operations::needs_host(const Response& response, const std::vector<Entry*>& entries) {
@@ -47,8 +70,9 @@ bool Operations::needs_host(const Response& response, const std::vector<Entry*>&
 
 bool Operations::may_stay(const Operation& operation) const {
   if (config_.nccl_library.empty() || all_.refused()) return false;
-  return operation.kind == OpKind::kBroadcast ||
-         (operation.kind == OpKind::kAllreduce && gpu::Nccl::reduces(operation.args));
+  const bool reduces =
+      operation.kind == OpKind::kAllreduce || operation.kind == OpKind::kReducescatter;
+  return !reduces || gpu::Nccl::reduces(operation.args);
 }
 
 // All ranks that exchange messages get the same result, because its inputs are equal.
@@ -93,47 +117,32 @@ void Operations::close() {
 
 std::vector<Outcome> Operations::carry_out(const Response& response,
                                            const std::vector<Entry*>& entries) {
-  if (gpu::Nccl* const nccl = nccl_for(response, entries)) return by_nccl(*nccl, response, entries);
-  if (gpu::Device* const device = device_of(entries)) {
-    const gpu::Device::Use here(*device);
-    return reducer_.reduce(response, entries, device);
-  }
+  gpu::Nccl* const nccl = nccl_for(response, entries);
+  gpu::Device* const device = nccl != nullptr ? &nccl->device() : device_of(entries);
+  const auto here =
+      device != nullptr ? std::make_optional<gpu::Device::Use>(*device) : std::nullopt;
   if (entries.front()->operation->kind == OpKind::kAllreduce) {
-    return reducer_.reduce(response, entries);
+    return reducer_.reduce(response, entries, nccl != nullptr ? nullptr : device, nccl);
   }
   std::vector<Outcome> outcomes;
   for (const Entry* entry : entries) {
-    outcomes.emplace_back().result = do_one(*entry, response);
+    outcomes.emplace_back().result = do_one(*entry, response, nccl);
   }
   return outcomes;
 }
 
-std::vector<Outcome> Operations::by_nccl(gpu::Nccl& nccl, const Response& response,
-                                         const std::vector<Entry*>& entries) {
-  const gpu::Device::Use here(nccl.device());
-  if (entries.front()->operation->kind == OpKind::kAllreduce) {
-    return reducer_.reduce(response, entries, nullptr, &nccl);
-  }
-  for (const Entry* entry : entries) {
-    const Operation& o = *entry->operation;
-    const Place* const place = is_on_device(entry) ? &entry->ready->device() : nullptr;
-    nccl.broadcast(entry->out, o.size_bytes(), place_of(o.root), place);
-  }
-  return std::vector<Outcome>(entries.size());
-}
-
-Result Operations::do_one(const Entry& entry, const Response& response) {
+Result Operations::do_one(const Entry& entry, const Response& response, gpu::Nccl* nccl) {
   const Operation& o = *entry.operation;
   switch (o.kind) {
     case OpKind::kBroadcast:
-      broadcast(communicator_.transport, entry.out, o.size_bytes(), place_of(o.root));
+      broadcast(entry, nccl);
       return {};
     case OpKind::kAllgather:
-      return allgather(entry, response.rows);
+      return allgather(entry, response.rows, nccl);
     case OpKind::kAlltoall:
-      return alltoall(entry);
+      return alltoall(entry, nccl);
     case OpKind::kReducescatter:
-      return reducescatter(entry);
+      return reducescatter(entry, nccl);
     case OpKind::kBarrier:
       barrier(communicator_.transport);
       return {};
@@ -147,37 +156,62 @@ int Operations::place_of(int rank) const {
   return static_cast<int>(std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin());
 }
 
-Result Operations::allgather(const Entry& entry, const std::vector<int64_t>& rows) {
+void Operations::broadcast(const Entry& entry, gpu::Nccl* nccl) {
   const Operation& o = *entry.operation;
-  KeptOnFailure<Memory> out(Memory(static_cast<size_t>(sum(rows)) * o.row_bytes()));
-  allgatherv(communicator_.transport, entry.in, out->data(), times(rows, o.row_bytes()));
-  return {std::move(*out), with_rows(o.shape, sum(rows)), rows};
+  if (nccl != nullptr) {
+    nccl->broadcast(entry.out, o.size_bytes(), place_of(o.root), device_of(entry));
+  } else {
+    qsgd::broadcast(communicator_.transport, entry.out, o.size_bytes(), place_of(o.root));
+  }
+}
+
+Result Operations::allgather(const Entry& entry, const std::vector<int64_t>& rows,
+                             gpu::Nccl* nccl) {
+  const KeptOnFailure<Result> result{new_result(entry, sum(rows), nccl)};
+  result->sizes = rows;
+  const std::vector<size_t> sizes = times(rows, entry.operation->row_bytes());
+  if (nccl != nullptr) {
+    nccl->allgather(entry.in, result->data(), sizes, device_of(entry));
+  } else {
+    allgatherv(communicator_.transport, entry.in, result->data(), sizes);
+  }
+  return std::move(*result);
 }
 
 // Each rank sends the others the number of its rows: through rank 0, all splits would have to go to
 // all ranks.
-Result Operations::alltoall(const Entry& entry) {
+Result Operations::alltoall(const Entry& entry, gpu::Nccl* nccl) {
   const Operation& o = *entry.operation;
   Transport& transport = communicator_.transport;
   const Numbers splits = splits_of(o, ranks_.size());
   const std::vector<size_t> one(splits.size(), sizeof(int64_t));
-  KeptOnFailure<Numbers> sent{splits}, kept{splits};
-  Numbers& received = *kept;
-  alltoallv(transport, sent->data(), one, received.data(), one);
-  KeptOnFailure<Memory> out(Memory(static_cast<size_t>(sum(received)) * o.row_bytes()));
-  alltoallv(transport, entry.in, times(splits, o.row_bytes()), out->data(),
-            times(received, o.row_bytes()));
-  return {std::move(*out), with_rows(o.shape, sum(received)), std::move(received)};
+  const KeptOnFailure<Numbers> sent{splits}, received{splits};
+  alltoallv(transport, sent->data(), one, received->data(), one);
+  const KeptOnFailure<Result> result{new_result(entry, sum(*received), nccl)};
+  const std::vector<size_t> given = times(splits, o.row_bytes());
+  const std::vector<size_t> taken = times(*received, o.row_bytes());
+  if (nccl != nullptr) {
+    nccl->alltoall(entry.in, given, result->data(), taken, device_of(entry));
+  } else {
+    alltoallv(transport, entry.in, given, result->data(), taken);
+  }
+  result->sizes = std::move(*received);
+  return std::move(*result);
 }
 
-Result Operations::reducescatter(const Entry& entry) {
+Result Operations::reducescatter(const Entry& entry, gpu::Nccl* nccl) {
   const Operation& o = *entry.operation;
   Transport& transport = communicator_.transport;
   const std::vector<int64_t> rows = even_rows(o.rows(), transport.size());
   const int64_t mine = rows[static_cast<size_t>(transport.rank())];
-  Memory out(static_cast<size_t>(mine) * o.row_bytes());
-  qsgd::reducescatter(transport, entry.in, out.data(), times(rows, o.row_count()), o.args);
-  return {std::move(out), with_rows(o.shape, mine), {}};
+  Result result = new_result(entry, mine, nccl);
+  const std::vector<size_t> counts = times(rows, o.row_count());
+  if (nccl != nullptr) {
+    nccl->reducescatter(entry.in, result.data(), counts, o.args, device_of(entry));
+  } else {
+    qsgd::reducescatter(transport, entry.in, result.data(), counts, o.args);
+  }
+  return result;
 }
 
 }  // namespace qsgd

@@ -46,12 +46,12 @@ class Operations {
   gpu::Nccl* nccl_for(const Response& response, const std::vector<Entry*>& entries);
   gpu::Nccl* made(Group& group, const std::vector<int>& ranks, const std::vector<Entry*>& entries,
                   gpu::Nccl::Count count);
-  std::vector<Outcome> by_nccl(gpu::Nccl& nccl, const Response& response,
-                               const std::vector<Entry*>& entries);
-  Result allgather(const Entry& entry, const std::vector<int64_t>& rows);
-  Result alltoall(const Entry& entry);
-  Result reducescatter(const Entry& entry);
-  Result do_one(const Entry& entry, const Response& response);
+  // `nccl`: null to send from host memory.
+  Result do_one(const Entry& entry, const Response& response, gpu::Nccl* nccl);
+  void broadcast(const Entry& entry, gpu::Nccl* nccl);
+  Result allgather(const Entry& entry, const std::vector<int64_t>& rows, gpu::Nccl* nccl);
+  Result alltoall(const Entry& entry, gpu::Nccl* nccl);
+  Result reducescatter(const Entry& entry, gpu::Nccl* nccl);
   int place_of(int rank) const;
 
   Communicator communicator_;

@@ -29,6 +29,7 @@ HostCopy::HostCopy(const Entry& entry)
   host_.in = in_.get();
   host_.out = out_.get();
   host_.ready = nullptr;
+  host_.copied_from = &device_;
   const gpu::Device::Use here(device_);
   device_.copy(in_.get(), entry.in, entry.operation->size_bytes());
   mark_ = device_.mark(device_.stream());

@@ -190,13 +190,13 @@ std::unique_ptr<SegmentCoder> Device::make_coder(std::vector<ReduceTensor>& tens
 
 Device& Devices::at(int number) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::unique_ptr<Device>& device = devices_[number];
+  std::shared_ptr<Device>& device = devices_[number];
   if (device == nullptr) {
     if (path_.empty()) {
       throw usage_error(
           "a tensor in device memory was submitted, but this core has no GPU kernels");
     }
-    device = std::make_unique<Device>(load_library(path_), number, abort_);
+    device = std::make_shared<Device>(load_library(path_), number, abort_);
   }
   return *device;
 }

@@ -81,7 +81,7 @@ class Blocks {
 
 // Functions that queue work or block must be called by one thread at a time: the one that drives
 // the engine.
-class Device : public Place {
+class Device : public Place, public std::enable_shared_from_this<Device> {
  public:
   using PinnedMemory = std::shared_ptr<uint8_t>;
 
@@ -126,7 +126,7 @@ class Device : public Place {
     kept_.push_back(std::make_shared<T>(std::move(value)));
   }
   // Blocks by polling until all queued work, or the marked work, is done. Throws if the job is
-  // aborted meanwhile.
+  // aborted meanwhile. Any thread may await a mark.
   void synchronize();
   void await(Mark& mark);
 
@@ -181,7 +181,7 @@ class Devices {
   const std::string path_;
   const std::shared_ptr<AbortFlag> abort_;
   std::mutex mutex_;
-  std::map<int, std::unique_ptr<Device>> devices_;
+  std::map<int, std::shared_ptr<Device>> devices_;  // shared with results in their memory
 };
 
 }  // namespace qsgd::gpu

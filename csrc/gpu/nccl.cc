@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -96,6 +97,10 @@ struct NcclCalls {
   Result (*broadcast)(const void*, void*, size_t, int, int, void*, Stream);
   Result (*reduce_scatter)(const void*, void*, size_t, int, int, void*, Stream);
   Result (*allgather)(const void*, void*, size_t, int, void*, Stream);
+  Result (*send)(const void*, size_t, int, int, void*, Stream);
+  Result (*receive)(void*, size_t, int, int, void*, Stream);
+  Result (*begin_group)();
+  Result (*end_group)();
   const char* (*text)(Result);
   const char* (*last_error)(void*);
 
@@ -131,6 +136,10 @@ std::shared_ptr<const NcclCalls> load(const std::string& path, std::string& why)
   find("ncclBroadcast", calls->broadcast);
   find("ncclReduceScatter", calls->reduce_scatter);
   find("ncclAllGather", calls->allgather);
+  find("ncclSend", calls->send);
+  find("ncclRecv", calls->receive);
+  find("ncclGroupStart", calls->begin_group);
+  find("ncclGroupEnd", calls->end_group);
   find("ncclGetErrorString", calls->text);
   find("ncclGetLastError", calls->last_error);
   return why.empty() ? calls : nullptr;
@@ -293,6 +302,15 @@ void Nccl::await_call(int result) const {
   }
 }
 
+void Nccl::grouped(const std::function<void(const Call& call)>& calls) const {
+  int first = calls_->begin_group();
+  calls([&](int result) {
+    if (first == kSuccess || first == kInProgress) first = result;
+  });
+  const int ended = calls_->end_group();
+  await_call(first == kSuccess || first == kInProgress ? ended : first);
+}
+
 bool Nccl::done_within(std::chrono::seconds patience) const {
   const auto until = Clock::now() + patience;
   Backoff backoff;
@@ -329,6 +347,31 @@ bool Nccl::reduces(const ReduceArgs& args) {
   const bool extreme = args.op == ReduceOp::kMin || args.op == ReduceOp::kMax;
   return type_of(args.dtype) && op_of(args.op) && !(extreme && facts(args.dtype).floating);
 }
+
+namespace {
+
+size_t sum(const std::vector<size_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), size_t{0});
+}
+
+// `to`: null to look for NaN and Inf only.
+Span span(const void* from, const void* to, size_t count) {
+  return {reinterpret_cast<uint64_t>(from), reinterpret_cast<uint64_t>(to), count, 0};
+}
+
+// Queues scaled copies. `nonfinite`: null, or a flag of each span.
+void scale(Device& device, std::vector<Span> list, DType dtype, double factor, int divisor,
+           uint32_t* nonfinite) {
+  uint64_t blocks = 0;
+  for (Span& each : list) {
+    each.first_block = blocks;
+    blocks += (each.count + kScaled - 1) / kScaled;
+  }
+  const Spans spans{device.upload(list), static_cast<uint32_t>(list.size()), blocks};
+  device.require(device.library().scale(spans, dtype, factor, divisor, nonfinite, device.stream()));
+}
+
+}  // namespace
 
 // The tensors of a reduction in the communicator's device, in place or as copies.
 class Nccl::Tensors {
@@ -462,16 +505,11 @@ class Nccl::Tensors {
   uint32_t* results() { return tracks_finite_ ? inputs() + runs_.size() : nullptr; }
 
   void move(double factor, int divisor, Address from, Address to, uint32_t* nonfinite) {
-    std::vector<Span> list;
-    uint64_t blocks = 0;
+    std::vector<Span> spans;
     for (const Run& run : runs_) {
-      list.push_back({reinterpret_cast<uint64_t>((this->*from)(run)),
-                      reinterpret_cast<uint64_t>((this->*to)(run)), run.count, blocks});
-      blocks += (run.count + kScaled - 1) / kScaled;
+      spans.push_back(span((this->*from)(run), (this->*to)(run), run.count));
     }
-    const Spans spans{device_.upload(list), static_cast<uint32_t>(list.size()), blocks};
-    device_.require(
-        device_.library().scale(spans, dtype_, factor, divisor, nonfinite, device_.stream()));
+    gpu::scale(device_, std::move(spans), dtype_, factor, divisor, nonfinite);
   }
 
   Device& device_;
@@ -581,17 +619,132 @@ std::unique_ptr<NodeHalves> Nccl::cut(std::vector<ReduceTensor>& tensors, const 
   return std::make_unique<Halves>(*this, tensors, args, owners);
 }
 
+// Memory of a call on the communicator's device: the caller's, or a copy if that is elsewhere.
+class Nccl::Local {
+ public:
+  Local(Device& device, const void* data, size_t size_bytes, const Place* place)
+      : device_(device),
+        data_(static_cast<uint8_t*>(const_cast<void*>(data))),
+        size_bytes_(size_bytes),
+        copy_(place == &device ? DeviceMemory() : DeviceMemory(device, size_bytes)) {}
+
+  uint8_t* data() const { return copy_.data() == nullptr ? data_ : copy_.data(); }
+  // Queue copies from and to the caller's memory, if it is elsewhere.
+  void fetch() { move(data(), data_); }
+  void deliver() { move(data_, data()); }
+
+ private:
+  void move(uint8_t* to, const uint8_t* from) {
+    if (to != from) device_.copy(to, from, size_bytes_);
+  }
+
+  Device& device_;
+  uint8_t* const data_;
+  const size_t size_bytes_;
+  const DeviceMemory copy_;
+};
+
 void Nccl::broadcast(void* data, size_t size_bytes, int root, const Place* place) {
   if (size_bytes == 0) return;
   const Device::Use here(device_);
-  const DeviceMemory copy = place == &device_ ? DeviceMemory() : DeviceMemory(device_, size_bytes);
-  void* const there = copy.data() == nullptr ? data : copy.data();
-  if (there != data) device_.copy(there, data, size_bytes);
-  await_call(
-      calls_->broadcast(there, there, size_bytes, kInt8, root, communicator_, device_.stream()));
-  if (there != data) device_.copy(data, there, size_bytes);
+  Local local(device_, data, size_bytes, place);
+  local.fetch();
+  await_call(calls_->broadcast(local.data(), local.data(), size_bytes, kInt8, root, communicator_,
+                               device_.stream()));
+  local.deliver();
   finish();
   count(size_bytes, 1);
+}
+
+void Nccl::allgather(const void* in, void* out, const std::vector<size_t>& sizes,
+                     const Place* place) {
+  const size_t total = sum(sizes), own = sizes[static_cast<size_t>(rank_)];
+  if (total == 0) return;
+  const Device::Use here(device_);
+  Local source(device_, in, own, place), target(device_, out, total, place);
+  source.fetch();
+  Stream const stream = device_.stream();
+  const bool equal = std::all_of(sizes.begin(), sizes.end(), [&](size_t n) { return n == own; });
+  if (equal) {
+    await_call(calls_->allgather(source.data(), target.data(), own, kInt8, communicator_, stream));
+  } else {
+    grouped([&](const Call& call) {
+      uint8_t* to = target.data();
+      for (int r = 0; r < size_; ++r) {
+        const size_t its = sizes[static_cast<size_t>(r)];
+        const uint8_t* const from = r == rank_ ? source.data() : to;
+        if (its > 0) call(calls_->broadcast(from, to, its, kInt8, r, communicator_, stream));
+        to += its;
+      }
+    });
+  }
+  target.deliver();
+  finish();
+  count(total, 1);
+}
+
+void Nccl::alltoall(const void* in, const std::vector<size_t>& given, void* out,
+                    const std::vector<size_t>& received, const Place* place) {
+  const Device::Use here(device_);
+  const size_t total = sum(given), kept = given[static_cast<size_t>(rank_)];
+  Local source(device_, in, total, place), target(device_, out, sum(received), place);
+  source.fetch();
+  grouped([&](const Call& call) {
+    const uint8_t* from = source.data();
+    uint8_t* to = target.data();
+    for (int r = 0; r < size_; ++r) {
+      const size_t gives = given[static_cast<size_t>(r)], gets = received[static_cast<size_t>(r)];
+      if (r == rank_) {
+        device_.copy(to, from, gives);
+      } else {
+        Stream const stream = device_.stream();
+        if (gives > 0) call(calls_->send(from, gives, kInt8, r, communicator_, stream));
+        if (gets > 0) call(calls_->receive(to, gets, kInt8, r, communicator_, stream));
+      }
+      from += gives;
+      to += gets;
+    }
+  });
+  target.deliver();
+  finish();
+  count_(total - kept);
+}
+
+// NCCL's parts have one size, so uneven ones are padded.
+void Nccl::reducescatter(const void* in, void* out, const std::vector<size_t>& counts,
+                         const ReduceArgs& args, const Place* place) {
+  const size_t element = facts(args.dtype).size;
+  const size_t total = sum(counts), own = counts[static_cast<size_t>(rank_)];
+  if (total == 0) return;
+  const Device::Use here(device_);
+  Local source(device_, in, total * element, place), target(device_, out, own * element, place);
+  source.fetch();
+  const size_t part = *std::max_element(counts.begin(), counts.end()), parts = counts.size();
+  const bool packs = total != part * parts || args.prescale != 1;
+  DeviceMemory packed, result;
+  if (packs) {
+    packed = DeviceMemory(device_, parts * part * element);
+    result = DeviceMemory(device_, part * element);
+    device_.clear(packed.data(), packed.size_bytes());
+    std::vector<Span> spans;
+    const uint8_t* from = source.data();
+    for (size_t r = 0; r < parts; ++r) {
+      spans.push_back(span(from, packed.data() + r * part * element, counts[r]));
+      from += counts[r] * element;
+    }
+    scale(device_, std::move(spans), args.dtype, args.prescale, 1, nullptr);
+  }
+  uint8_t* const sums = packs ? result.data() : target.data();
+  await_call(calls_->reduce_scatter(packs ? packed.data() : source.data(), sums, part,
+                                    *type_of(args.dtype), *op_of(args.op), communicator_,
+                                    device_.stream()));
+  const int divisor = args.op == ReduceOp::kAverage ? size_ : 1;
+  if (packs || args.postscale != 1 || divisor != 1) {
+    scale(device_, {span(sums, target.data(), own)}, args.dtype, args.postscale, divisor, nullptr);
+  }
+  target.deliver();
+  finish();
+  count(total * element, 1);
 }
 
 }  // namespace qsgd::gpu

@@ -32,7 +32,8 @@ class Nccl : public WithinNode {
   Nccl(const Nccl&) = delete;
   Nccl& operator=(const Nccl&) = delete;
 
-  // Whether allreduce() supports it. Not for minimum and maximum of floats, which would lose NaN.
+  // Whether allreduce() and reducescatter() support it. Not for minimum and maximum of floats,
+  // which would lose NaN.
   static bool reduces(const ReduceArgs& args);
 
   // As qsgd::allreduce without a code, but NCCL determines the order of sums. Tensors on other
@@ -43,10 +44,16 @@ class Nccl : public WithinNode {
   // elsewhere, as in allreduce(); the shards are on this device.
   std::unique_ptr<NodeHalves> cut(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
                                   int owners) override;
-  // `root` is a rank of the transport; `data` is on `place`, as for a tensor.
+  // In the following, memory is on `place`, as for a tensor; `root` is a rank of the transport.
   void broadcast(void* data, size_t size_bytes, int root, const Place* place);
+  // As the functions of these names in qsgd; sizes are in bytes, counts in elements.
+  void allgather(const void* in, void* out, const std::vector<size_t>& sizes, const Place* place);
+  void alltoall(const void* in, const std::vector<size_t>& given, void* out,
+                const std::vector<size_t>& received, const Place* place);
+  void reducescatter(const void* in, void* out, const std::vector<size_t>& counts,
+                     const ReduceArgs& args, const Place* place);
 
-  Device& device() { return device_; }
+  Device& device() const { return device_; }
   // Closes the communicator together with all ranks; if that times out, aborts it.
   void close();
 
@@ -62,6 +69,10 @@ class Nccl : public WithinNode {
   // Waits up to `patience`; returns whether NCCL has completed. Throws if the job is aborted.
   bool done_within(std::chrono::seconds patience) const;
   [[noreturn]] void fail(int result) const;
+  // Queues the calls that `calls` makes through its argument, as one.
+  using Call = std::function<void(int result)>;
+  void grouped(const std::function<void(const Call& call)>& calls) const;
+  class Local;
   // Blocks until the queued work is done.
   void finish();
   // Counts the bytes that each rank has sent in `rounds` rounds of a ring.

@@ -88,7 +88,7 @@ void carry_out(const CallFrame& frame, int device, gpu::Stream stream) {
     if (!is_made_by_engine(operands[i])) continue;
     const std::shared_ptr<const Result> result = handles[i]->result();
     check_rows(operands[i], *result);
-    queue.copy(operands[i].out.data, result->output.data(), result->output.size());
+    queue.copy(operands[i].out.data, result->data(), result->size_bytes());
     copies = true;
   }
   if (copies) queue.wait();  // before the results are released

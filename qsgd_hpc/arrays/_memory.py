@@ -166,8 +166,9 @@ class Arrays(Adapter):
     def cast(self, readable: Array, dtype: str) -> Array:
         return readable.astype(dtype)
 
-    def new_like(self, readable: Array) -> Array:
-        return np.empty_like(readable)
+    def new_like(self, readable: Array, rows: int | None = None) -> Array:
+        shape = readable.shape if rows is None else (rows, *readable.shape[1:])
+        return np.empty_like(readable, shape=shape)  # calls CuPy's function for its arrays
 
     def copied(self, readable: Array) -> Array:
         copy = self.new_like(readable)
@@ -222,9 +223,9 @@ class CallArrays(Arrays):
         with on_device_of(readable):
             return super().cast(readable, dtype)
 
-    def new_like(self, readable: Any) -> Any:
+    def new_like(self, readable: Any, rows: int | None = None) -> Any:
         with on_device_of(readable):
-            return np.empty_like(readable)  # calls CuPy's function for its arrays
+            return super().new_like(readable, rows)
 
     def copied(self, readable: Any) -> Any:
         with on_device_of(readable):

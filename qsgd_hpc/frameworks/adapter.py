@@ -73,8 +73,8 @@ class Adapter(ABC):
         """Return a readable tensor's values in another type, on the same device."""
 
     @abstractmethod
-    def new_like(self, readable: Any) -> Any:
-        """Return an empty readable tensor of the same shape, type and device."""
+    def new_like(self, readable: Any, rows: int | None = None) -> Any:
+        """Return an empty readable tensor of the same type, device and shape, but for its rows."""
 
     @abstractmethod
     def copied(self, readable: Any) -> Any:
@@ -82,7 +82,10 @@ class Adapter(ABC):
 
     @abstractmethod
     def from_core(self, received: Received, like: Any) -> Any:
-        """Return memory that the core allocated as a tensor in ``like``'s type; keeps it alive."""
+        """Return host memory that the core allocated as a tensor of ``like``'s type.
+
+        The tensor keeps the memory alive.
+        """
 
     @abstractmethod
     def delivered(self, result: Any, like: Any, into: Any = None) -> Any:

@@ -234,7 +234,7 @@ def _scatter(each: _Prepared, reduction: Reduction, name: str, group: Group | No
         postscale=reduction.postscale,
         process_set=reduction.process_set,
         group=group,
-        result=lambda received: each.returned(adapter.from_core(received, readable)),
+        result=lambda received: each.returned(_made(adapter, received, readable)),
     )
 
 
@@ -317,9 +317,18 @@ def start_alltoall(
 
 def _with_rows(adapter: Adapter, readable: Any, tensor: Any) -> ops.Making:
     return lambda received: (
-        adapter.delivered(adapter.from_core(received, readable), tensor),
+        adapter.delivered(_made(adapter, received, readable), tensor),
         received.rows,
     )
+
+
+def _made(adapter: Adapter, received: ops.Received, readable: Any) -> Any:
+    """Return the result of an exchange as a tensor in the memory where ``readable`` is."""
+    if adapter.device(readable)[0] < 0:
+        return adapter.from_core(received, readable)
+    made = adapter.new_like(readable, received.shape[0])
+    received.copy_to(_moved_buffer_of(adapter, made))
+    return made
 
 
 def _together(members: Sequence[Any], name: str, grouped: bool, start: Any) -> Handle:

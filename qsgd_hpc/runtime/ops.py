@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
+    from qsgd_hpc._core import Handle as CoreHandle
     from qsgd_hpc._core import OperationFields
 
 __all__ = [
@@ -103,11 +104,19 @@ def buffer_of(array: NDArray[Any]) -> Buffer:
 class Received:
     """Result of a collective whose result differs in size from its input."""
 
-    data: NDArray[Any]
-    """uint8, one dimension; owns the memory."""
+    handle: CoreHandle
     shape: list[int]
     rows: list[int]
     """Number of rows from each rank of the process set, for allgather and alltoall."""
+
+    @property
+    def data(self) -> NDArray[Any]:
+        """The result of a tensor in host memory: uint8, one dimension; owns the memory."""
+        return self.handle.output()
+
+    def copy_to(self, target: Buffer) -> None:
+        """Copy the result of a tensor on a device to memory of that device."""
+        self.handle.copy_output(target.pointer, target.stream)
 
 
 Result = Callable[[], Any]
@@ -288,9 +297,7 @@ def exchange(
     one more.
     """
     core = _start(_of(source, kind, name, process_set, op=op, **fields), source, None)
-    return Handle(
-        [core], lambda: result(Received(core.output(), list(core.shape()), list(core.sizes())))
-    )
+    return Handle([core], lambda: result(Received(core, list(core.shape()), list(core.sizes()))))
 
 
 def checked_splits(rows: int, splits: Sequence[int] | None, process_set: ProcessSet) -> list[int]:

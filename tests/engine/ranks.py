@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
 from qsgd_hpc import _core
 
 # The engine's tests hold whatever the tree in which the ranks agree; 0 is a star, and 1 a chain.
@@ -63,6 +65,14 @@ class Rank:
 
     def remove_process_set(self, number):
         return self.engine.start(_core.Operation(kind="remove_process_set", ranks=[number]))
+
+
+def device_output(handle, dtype):
+    """Wait, and return a copy of the result of a tensor on a device."""
+    handle.wait()
+    made = np.empty(handle.shape(), dtype)
+    handle.copy_output(made.ctypes.data, 0)
+    return made
 
 
 def output(handle, dtype):

@@ -10,7 +10,7 @@ import pytest
 
 from qsgd_hpc import _core
 from qsgd_hpc.errors import NonFiniteGradientError, RankFailedError
-from tests.engine.ranks import on_ranks
+from tests.engine.ranks import device_output, on_ranks, output
 from tests.gpu.memory import HostMemory
 from tests.gpu.twin import Kernels
 
@@ -152,6 +152,112 @@ def test_ranks_that_have_the_tensor_elsewhere_take_all_to_the_host(twin):
     for x, y in results:
         np.testing.assert_array_equal(x, 6)
         np.testing.assert_array_equal(y, 6)
+
+
+EQUAL = [4, 4, 4]
+UNEVEN = [2, 0, 5]
+
+
+def gathered(me, x, splits, device, **more):
+    """Results of the three collectives whose results the core allocates, and the numbers of rows.
+
+    Args:
+        x: of ``sum(splits)`` rows, and not fewer than the ranks.
+    """
+    taken = device_output if device >= 0 else output
+    part = x[: splits[me.rank]]
+    name = f"{device}.{splits}.{x.dtype}"
+    handles = [
+        me.allgather(f"g{name}", part, device=device, **more),
+        me.alltoall(f"t{name}", x, splits, device=device, **more),
+        me.reducescatter(f"s{name}", x, device=device, **more),
+    ]
+    return [(taken(h, x.dtype), h.sizes()) for h in handles]
+
+
+@pytest.mark.parametrize("splits", [EQUAL, UNEVEN])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "int64"])
+def test_gathers_have_the_results_of_the_host(twin, splits, dtype):
+    def program(me):
+        draw = np.random.default_rng(me.rank)
+        x = draw.integers(-4, 5, (sum(splits), 3)).astype(dtype)
+        return [gathered(me, x, splits, device) for device in (0, -1)]
+
+    with collectives(twin, exactly=3 * (3 if splits is EQUAL else 4)):
+        results = run(twin, 3, program)
+    for device, host in results:
+        for (mine, rows), (its, its_rows) in zip(device, host, strict=True):
+            np.testing.assert_array_equal(mine, its)
+            assert rows == its_rows
+
+
+@pytest.mark.parametrize(
+    ("op", "factors"),
+    [("average", {}), ("product", {}), ("sum", {"prescale": 2.0}), ("average", {"postscale": 4.0})],
+)
+@pytest.mark.parametrize("rows", [6, 7])
+def test_reducescatter_scales_as_the_host_does(twin, rows, op, factors):
+    def program(me):
+        x = np.random.default_rng(me.rank).integers(-4, 5, (rows, 5)).astype(np.float32)
+        device = device_output(me.reducescatter("d", x, op, device=0, **factors), x.dtype)
+        return device, output(me.reducescatter("h", x, op, **factors), x.dtype)
+
+    with collectives(twin, exactly=3):
+        results = run(twin, 3, program)
+    for device, host in results:
+        np.testing.assert_array_equal(device, host)
+
+
+def test_empty_gathers(twin):
+    def program(me):
+        x = np.zeros((0, 3), np.float32)
+        return gathered(me, x, [0, 0, 0], 0)
+
+    with collectives(twin, exactly=0):
+        results = run(twin, 3, program)
+    for result in results:
+        assert [(made.shape, rows) for made, rows in result] == [
+            ((0, 3), [0, 0, 0]), ((0, 3), [0, 0, 0]), ((0, 3), []),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("library", ["", "twin"])
+def test_gathers_on_a_second_device_and_without_nccl(twin, library):
+    def program(me):
+        me.allreduce("w", np.zeros(10, np.float32), device=0).wait()  # the communicator's device
+        x = np.arange(14, dtype=np.float32).reshape(7, 2) + me.rank
+        return gathered(me, x, UNEVEN, 1), gathered(me, x, UNEVEN, -1)
+
+    for device, host in run(twin, 3, program, nccl_library=library and str(twin)):
+        for (mine, rows), (its, its_rows) in zip(device, host, strict=True):
+            np.testing.assert_array_equal(mine, its)
+            assert rows == its_rows
+
+
+def test_gathers_of_ranks_of_which_one_has_its_tensor_on_the_host(twin):
+    def program(me):
+        x = np.full((me.rank, 2), me.rank, dtype=np.float32)
+        on_host = me.rank == 1
+        handle = me.allgather("x", x, device=-1 if on_host else 0)
+        return (output if on_host else device_output)(handle, x.dtype)
+
+    with collectives(twin, exactly=0):
+        results = run(twin, 3, program)
+    for made in results:
+        np.testing.assert_array_equal(made, [[1, 1], [2, 2], [2, 2]])
+
+
+def test_a_result_outlives_the_engine(twin):
+    def program(me):
+        handle = me.allgather("x", np.full(5, me.rank, np.float32), device=0)
+        handle.wait()
+        me.engine.shutdown("it ends")
+        return handle
+
+    for handle in run(twin, 2, program):
+        np.testing.assert_array_equal(
+            device_output(handle, np.float32), np.repeat(np.arange(2, dtype=np.float32), 5)
+        )
 
 
 def test_two_devices_of_one_rank(twin):

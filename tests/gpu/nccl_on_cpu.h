@@ -1,6 +1,6 @@
-// NCCL's communicators among processes of one machine, for the streams of streams_on_cpu.h. Rank 0
-// adds up what the others send it through sockets, and sends them the result. As NCCL that is told
-// not to block, a communicator comes into being while its caller goes on.
+// NCCL's communicators among processes of one machine, for the streams of streams_on_cpu.h. Ranks
+// send through sockets. Rank 0 adds up what it gets from the others, and sends them the result. As
+// NCCL that is told not to block, a communicator comes into being while its caller goes on.
 #pragma once
 
 #include <sys/socket.h>
@@ -13,9 +13,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/dtype.h"
@@ -69,6 +71,20 @@ class NcclGroup {
     for (int r = 1; r < size_; ++r) give(r, data, size_bytes);
   }
 
+  struct Message {
+    int peer;
+    char* data;
+    size_t size_bytes;
+  };
+  // What this rank gives to others and takes from them, at the same time.
+  void exchange(const std::vector<Message>& given, const std::vector<Message>& taken) {
+    std::thread giver([&] {
+      for (const Message& m : given) give(m.peer, m.data, m.size_bytes);
+    });
+    for (const Message& m : taken) take(m.peer, m.data, m.size_bytes);
+    giver.join();
+  }
+
   // Through rank 0.
   void broadcast(char* data, size_t size_bytes, int root) {
     if (rank_ == 0) {
@@ -81,39 +97,49 @@ class NcclGroup {
   }
 
  private:
+  // Each rank waits for those above it, and comes to those below it.
   void meet() {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path + 1, name_.data(), name_.size());
-    const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name_.size());
-    const auto* const where = reinterpret_cast<const sockaddr*>(&address);
     std::vector<int> peers(static_cast<size_t>(size_), -1);
-    bool ok = true;
-    if (rank_ == 0) {
+    const Address mine = address_of(rank_);
+    const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool ok = bind(listener, mine.get(), mine.length) == 0 && listen(listener, size_) == 0;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      listener_ = listener;
+    }
+    for (int r = 0; ok && r < rank_; ++r) {
+      const Address its = address_of(r);
       const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-      ok = bind(fd, where, length) == 0 && listen(fd, size_) == 0;
-      {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        listener_ = fd;
-      }
-      for (int r = 1; ok && r < size_; ++r) {
-        const int peer = accept(fd, nullptr, nullptr);
-        int32_t its = -1;
-        ok = peer >= 0 && recv(peer, &its, sizeof its, MSG_WAITALL) == sizeof its;
-        if (ok) peers[static_cast<size_t>(its)] = peer;
-      }
-    } else {
-      const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-      while (connect(fd, where, length) != 0 && !ending_) {
+      while (connect(fd, its.get(), its.length) != 0 && !ending_) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
-      const int32_t mine = rank_;
-      ok = send(fd, &mine, sizeof mine, MSG_NOSIGNAL) == sizeof mine;
-      peers[0] = fd;
+      const int32_t who = rank_;
+      ok = send(fd, &who, sizeof who, MSG_NOSIGNAL) == sizeof who;
+      peers[static_cast<size_t>(r)] = fd;
+    }
+    for (int r = rank_ + 1; ok && r < size_; ++r) {
+      const int peer = accept(listener, nullptr, nullptr);
+      int32_t its = -1;
+      ok = peer >= 0 && recv(peer, &its, sizeof its, MSG_WAITALL) == sizeof its;
+      if (ok) peers[static_cast<size_t>(its)] = peer;
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     peers_ = std::move(peers);
     state_ = ok ? kOk : kRemoteError;
+  }
+
+  struct Address {
+    sockaddr_un bytes{};
+    socklen_t length = 0;
+    const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&bytes); }
+  };
+  Address address_of(int rank) const {
+    const std::string name = name_ + "-" + std::to_string(rank);
+    Address address;
+    address.bytes.sun_family = AF_UNIX;
+    std::memcpy(address.bytes.sun_path + 1, name.data(), name.size());
+    address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    return address;
   }
 
   void give(int to, const char* data, size_t size_bytes) {
@@ -145,6 +171,18 @@ class NcclGroup {
 struct NcclComm {
   std::shared_ptr<NcclGroup> group;
 };
+
+// What a thread has given and taken since it has begun a group of calls, in the order of ranks.
+struct Exchange {
+  bool begun = false;
+  std::shared_ptr<NcclGroup> group;
+  void* stream = nullptr;
+  std::vector<NcclGroup::Message> given, taken;
+};
+inline Exchange& exchange() {
+  thread_local Exchange its;
+  return its;
+}
 
 template <class T>
 void combine_as(void* into, const void* from, size_t count, int op) {
@@ -284,6 +322,38 @@ QSGD_TWIN int ncclAllGather(const void* from, void* to, size_t count, int type, 
     }
   });
   return kOk;
+}
+QSGD_TWIN int ncclGroupStart() {
+  gpu_twin::exchange() = {true, nullptr, nullptr, {}, {}};
+  return gpu_twin::kOk;
+}
+QSGD_TWIN int ncclSend(const void* from, size_t count, int type, int peer, void* comm,
+                       void* stream) {
+  using namespace gpu_twin;
+  Exchange& its = exchange();
+  if (!its.begun) return kInvalidUsage;
+  its.group = static_cast<NcclComm*>(comm)->group;
+  its.stream = stream;
+  auto* const data = static_cast<char*>(const_cast<void*>(from));
+  its.given.push_back({peer, data, count * type_of(type).size});
+  return kOk;
+}
+QSGD_TWIN int ncclRecv(void* to, size_t count, int type, int peer, void* comm, void* stream) {
+  using namespace gpu_twin;
+  Exchange& its = exchange();
+  if (!its.begun) return kInvalidUsage;
+  its.group = static_cast<NcclComm*>(comm)->group;
+  its.stream = stream;
+  its.taken.push_back({peer, static_cast<char*>(to), count * type_of(type).size});
+  return kOk;
+}
+QSGD_TWIN int ncclGroupEnd() {
+  using namespace gpu_twin;
+  Exchange its = std::exchange(exchange(), {});
+  if (!its.begun) return kInvalidUsage;
+  if (its.group == nullptr) return kOk;
+  collect(its.stream, [its] { its.group->exchange(its.given, its.taken); });
+  return kInProgress;
 }
 QSGD_TWIN const char* ncclGetErrorString(int result) {
   switch (result) {

@@ -109,10 +109,14 @@ class _JaxArrays(Arrays):
         with with_int64():
             return readable.astype(dtype)
 
-    def new_like(self, readable: Any) -> Any:
+    def new_like(self, readable: Any, rows: int | None = None) -> Any:
         """Return a JAX array, or host memory that JAX can use without a copy."""
         if not isinstance(readable, np.ndarray):
-            return self.copied(readable)
+            if rows is None:
+                return self.copied(readable)
+            with with_int64():
+                home = readable.sharding if readable.committed else None
+                return jnp.empty((rows, *readable.shape[1:]), readable.dtype, device=home)
         raw = np.empty(readable.nbytes + _ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % _ALIGNMENT
         memory: Array = (

@@ -100,8 +100,10 @@ class _Tensors(Adapter):
     def cast(self, readable: torch.Tensor, dtype: str) -> torch.Tensor:
         return readable.to(getattr(torch, dtype))
 
-    def new_like(self, readable: torch.Tensor) -> torch.Tensor:
+    def new_like(self, readable: torch.Tensor, rows: int | None = None) -> torch.Tensor:
         """Return new memory, pinned if the source is."""
+        if rows is not None:
+            return readable.new_empty((rows, *readable.shape[1:]))
         pinned = readable.is_cpu and readable.is_pinned()
         return torch.empty_like(readable, pin_memory=pinned)
 
