@@ -48,6 +48,35 @@ def test_a_loader_that_shuffles_has_no_sampler_in_its_options():
     assert not made.to_decide
 
 
+@pytest.mark.parametrize(
+    ("order", "passed", "text"),
+    [
+        ("train", ["True", "False"], "if hvd.size() > 1 and train:\n"),
+        ('split == "train"', ['"train"', '"test"'], 'if hvd.size() > 1 and (split == "train"):\n'),
+        ("train", ["False", "False"], "if this also loads test data"),
+        ("True", ["True", "False"], "if this also loads test data"),
+    ],
+)
+def test_a_function_that_loads_test_data_too_shards_the_training_data_only(order, passed, text):
+    made = done(f"""
+        import torch
+        from torch.utils.data import DataLoader
+
+        def load({order.partition(" ")[0] if order != "True" else "train"}):
+            return DataLoader(data_of(), batch_size=8, shuffle={order})
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader, tests = load({passed[0]}), load({passed[1]})
+        for epoch in range(2):
+            for x, y in loader:
+                loss_of(model(x), y).backward()
+                optimizer.step()
+    """)
+    assert text in made.after
+    assert f"shuffle=train_sampler is None and {order}," in made.after or order == "True"
+    assert bool(made.to_decide) is ("if this" in text)
+
+
 @pytest.mark.parametrize("given", ["shuffle=False, **options", "*given, shuffle=True"])
 def test_options_that_may_have_a_sampler_are_left_to_the_author(given):
     made = done(LOADER.format(loader=f"DataLoader(data, {given})"))
