@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from textwrap import dedent
+from textwrap import dedent, indent
 
 import pytest
 
@@ -149,6 +149,21 @@ def test_an_import_further_down_does_not_draw_the_beginning_down_with_it():
     lines = done(text.replace("model = make_model()", "import json")).after.splitlines()
     assert lines.index("hvd.init()") < lines.index("    print(model_of)")
     assert lines.index("import json") > lines.index("    print(model_of)")
+
+
+@pytest.mark.parametrize("place", ["further down", "in a function"])
+def test_the_gpu_is_pinned_whatever_imports_torch(place):
+    text = torch_script()
+    if place == "in a function":
+        text = "def main():\n" + indent(text, "    ") + '\nif __name__ == "__main__":\n    main()\n'
+    lines = done(f"import glob\nprint(glob.glob('*.txt'))\n{text}").after.splitlines()
+    assert lines[:3] == ["import glob", "import torch", "import qsgd_hpc.torch as hvd"]
+
+
+def test_a_module_that_the_script_imports_is_not_imported_again():
+    text = "import keras\nmodel.compile('adam', 'mse')\nmodel.fit(x, y)\n"
+    assert done(text).after.count("import os\n") == 1
+    assert done(f"import os\n{text}").after.count("import os\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def _data(plan: Plan, fit: cst.Call) -> None:
         plan.todo(fit, words.SHARD_IT)
     elif any(LOADER.match(script.called(c)) for c in sources(script, x) if isinstance(c, cst.Call)):
         plan.todo(fit, SAMPLE_IT)
-    elif y is None or tf_data.is_dataset(script, x):
+    elif tf_data.is_dataset(script, x) or (y is None and find(fit, "batch_size") is None):
         tf_data.shard_dataset(plan, x, fit)
     elif not dotted(x) or _several(script, x):
         plan.todo(fit, words.SHARD_IT)

@@ -114,8 +114,7 @@ def _open(plan: Plan) -> None:
         f"    {torch}.cuda.set_device(hvd.local_rank() % {torch}.cuda.device_count())",
         *torch_data.seeding(script),
     ]
-    more = [] if script.name_of("torch") else ["import torch"]
-    opening.open_script(plan, "qsgd_hpc.torch", more, pin)
+    opening.open_script(plan, "qsgd_hpc.torch", opening.imports_of(script, "torch"), pin)
 
 
 NOISE = re.compile(r"^torch\.(randn|rand|normal)(_like)?$")
