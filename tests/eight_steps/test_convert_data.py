@@ -258,6 +258,14 @@ def test_a_fit_with_one_argument_trains_a_compiled_model_or_reads_a_data_set(mad
     assert "\nFactorAnalysis().fit(x)\nreducer.fit(x)\n" in converted
 
 
+def test_what_fit_divides_into_batches_is_an_array():
+    text = "import keras\nmodel.compile('adam')\nmodel.fit({}, epochs=2, batch_size=8)\n"
+    made = done(text.format("x"))
+    assert "model.fit(x[shard], epochs=2, batch_size=8" in made.after
+    assert not made.to_decide
+    assert "shard the data" in done(text.format("{'a': x}")).to_decide[0].text
+
+
 SLICES = """
 import torch
 

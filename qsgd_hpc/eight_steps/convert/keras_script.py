@@ -94,7 +94,9 @@ def convert_keras(plan: Plan) -> None:
     guard_outputs(plan, reaching(script, [*fits, *compiles]))
     keras = script.name_of("keras")
     needed = keras_needed(plan)
-    more = ["import keras"] if needed and keras != "keras" else []
+    more = opening.imports_of(script, "tensorflow") if script.name_of("tensorflow") else []
+    if needed:
+        more += ["import keras"] if keras != "keras" else opening.imports_of(script, "keras")
     opening.open_script(plan, "qsgd_hpc.keras", more, tf_data.pin_lines(script))
 
 
