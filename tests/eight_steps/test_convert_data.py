@@ -27,6 +27,26 @@ def test_slices_of_a_split_order_take_their_share():
     assert not made.to_decide
 
 
+@pytest.mark.parametrize("count", ["len(x) // 8", "x.shape[0] // 8", "batches"])
+def test_a_loop_over_numbers_of_batches_divides_the_arrays(count):
+    made = done(f"""
+        import torch
+
+        x, y = load()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = len(x) // 8
+        for epoch in range(2):
+            order = torch.randperm(len(x))
+            for i in range({count}):
+                rows = order[i * 8 : (i + 1) * 8]
+                loss_of(x[rows], y[rows]).backward()
+                optimizer.step()
+    """)
+    assert made.after.index("x, y = x[shard], y[shard]") < made.after.index("batches = len(x)")
+    assert f"total_iters=max(1, {count})\n" in made.after
+    assert not made.to_decide
+
+
 LOADER = """
 import torch
 from torch.utils.data import DataLoader
@@ -81,6 +101,21 @@ def test_a_function_that_loads_test_data_too_shards_the_training_data_only(order
 def test_options_that_may_have_a_sampler_are_left_to_the_author(given):
     made = done(LOADER.format(loader=f"DataLoader(data, {given})"))
     assert any("its arguments are not written here" in note.text for note in made.to_decide)
+
+
+def test_a_loop_over_windows_of_a_series_is_left_to_the_author():
+    made = done("""
+        import torch
+
+        x = load()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for epoch in range(2):
+            for i in range(len(x) - 8):
+                loss_of(x[i : i + 8]).backward()
+                optimizer.step()
+    """)
+    assert "[shard]" not in made.after
+    assert any("shard the data" in note.text for note in made.to_decide)
 
 
 SAMPLED = """
