@@ -59,6 +59,30 @@ def test_a_sampler_of_the_script_too_has_the_length_of_a_ranks_part():
     assert "total = sum(hvd.allgather_object(total)) / hvd.size()" in made.after
 
 
+@pytest.mark.parametrize(
+    ("use", "gathered"),
+    [
+        ("plt.plot(losses)", "[sum(v) / hvd.size() for v in zip(*hvd.allgather_object(losses))]"),
+        ("print(np.median(losses))", "sum(hvd.allgather_object(losses), [])"),
+    ],
+)
+def test_a_curve_of_losses_is_the_mean_of_those_of_the_ranks(use, gathered):
+    made = done(f"""
+        import torch, numpy as np
+        import matplotlib.pyplot as plt
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for x, y in torch.utils.data.DataLoader(data, 8, True):
+            loss = loss_of(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        {use}
+    """)
+    assert f"losses = {gathered}\n" in made.after
+
+
 def test_a_tensor_of_another_type_is_no_number():
     text = torch_script(after="print(total / len(loader.dataset))")
     made = done(text.replace("loss.item()", "(y == 1).float().sum()"))
