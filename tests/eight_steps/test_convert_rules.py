@@ -314,6 +314,14 @@ def test_a_script_for_horovod_is_distributed_already():
     assert not convert("import horovod.torch as hvd\nimport torch\n").changed
 
 
+def test_a_module_next_to_the_script_that_has_the_training_loop_is_named(tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "trainer.py").write_text("def run():\n    loss.backward()\n")
+    text = "import torch\nfrom lib.trainer import run\nrun()\n"
+    with pytest.raises(UsageError, match=r"repeats\. Convert lib/trainer\.py, and let only"):
+        convert(text, tmp_path / "train.py")
+
+
 def test_a_script_without_training_is_refused():
     with pytest.raises(UsageError, match="Looked for imports of torch"):
         convert("print(1)\n")
