@@ -120,3 +120,38 @@ WHILE = SCRIPT.replace("for epoch in range(3):", "loss = one\nwhile {test}:").re
 def test_a_training_that_lasts_as_long_as_a_ranks_own_loss_is_large_is_found(test, loss, expected):
     found = [each.rule.id for each in check(parse(WHILE.format(test=test, loss=loss, end="")))]
     assert ("QH802" in found) == expected
+
+
+JAX = """
+import jax, optax
+import qsgd_hpc.jax as hvd
+
+hvd.init()
+test, data, params = load()
+mine = data[hvd.rank() :: hvd.size()]
+optimizer = hvd.DistributedOptimizer(optax.sgd(0.1 * hvd.size()))
+params = hvd.broadcast_parameters(params, root_rank=0)
+state = optimizer.init(params)
+for x in mine:
+    loss, gradients = jax.value_and_grad(loss_of)(params, x)
+    updates, state = optimizer.update(gradients, state)
+    params = optax.apply_updates(params, updates)
+if hvd.rank() == 0:
+    print("test", {metric})
+"""
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        ("loss_of(params, test)", False),
+        ("f'{accuracy(params, test):.2f}'", False),
+        ("loss_of(params, mine)", True),
+        ("loss", True),
+        ("loss, accuracy(params, test)", True),
+        ("loss / accuracy(params, test)", True),
+    ],
+)
+def test_equal_parameters_make_no_metric_one_ranks(metric, expected):
+    found = [each.rule.id for each in check(parse(JAX.format(metric=metric)))]
+    assert ("QH801" in found) == expected

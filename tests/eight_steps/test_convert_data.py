@@ -27,6 +27,26 @@ def test_slices_of_a_split_order_take_their_share():
     assert not made.to_decide
 
 
+@pytest.mark.parametrize("count", ["len(x) // 8", "x.shape[0] // 8", "batches"])
+def test_a_loop_over_numbers_of_batches_divides_the_arrays(count):
+    made = done(f"""
+        import torch
+
+        x, y = load()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = len(x) // 8
+        for epoch in range(2):
+            order = torch.randperm(len(x))
+            for i in range({count}):
+                rows = order[i * 8 : (i + 1) * 8]
+                loss_of(x[rows], y[rows]).backward()
+                optimizer.step()
+    """)
+    assert made.after.index("x, y = x[shard], y[shard]") < made.after.index("batches = len(x)")
+    assert f"total_iters=max(1, {count})\n" in made.after
+    assert not made.to_decide
+
+
 LOADER = """
 import torch
 from torch.utils.data import DataLoader
@@ -48,10 +68,54 @@ def test_a_loader_that_shuffles_has_no_sampler_in_its_options():
     assert not made.to_decide
 
 
+@pytest.mark.parametrize(
+    ("order", "passed", "text"),
+    [
+        ("train", ["True", "False"], "if hvd.size() > 1 and train:\n"),
+        ('split == "train"', ['"train"', '"test"'], 'if hvd.size() > 1 and (split == "train"):\n'),
+        ("train", ["False", "False"], "if this also loads test data"),
+        ("True", ["True", "False"], "if this also loads test data"),
+    ],
+)
+def test_a_function_that_loads_test_data_too_shards_the_training_data_only(order, passed, text):
+    made = done(f"""
+        import torch
+        from torch.utils.data import DataLoader
+
+        def load({order.partition(" ")[0] if order != "True" else "train"}):
+            return DataLoader(data_of(), batch_size=8, shuffle={order})
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader, tests = load({passed[0]}), load({passed[1]})
+        for epoch in range(2):
+            for x, y in loader:
+                loss_of(model(x), y).backward()
+                optimizer.step()
+    """)
+    assert text in made.after
+    assert f"shuffle=train_sampler is None and {order}," in made.after or order == "True"
+    assert bool(made.to_decide) is ("if this" in text)
+
+
 @pytest.mark.parametrize("given", ["shuffle=False, **options", "*given, shuffle=True"])
 def test_options_that_may_have_a_sampler_are_left_to_the_author(given):
     made = done(LOADER.format(loader=f"DataLoader(data, {given})"))
     assert any("its arguments are not written here" in note.text for note in made.to_decide)
+
+
+def test_a_loop_over_windows_of_a_series_is_left_to_the_author():
+    made = done("""
+        import torch
+
+        x = load()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for epoch in range(2):
+            for i in range(len(x) - 8):
+                loss_of(x[i : i + 8]).backward()
+                optimizer.step()
+    """)
+    assert "[shard]" not in made.after
+    assert any("shard the data" in note.text for note in made.to_decide)
 
 
 SAMPLED = """
@@ -227,6 +291,14 @@ def test_a_fit_with_one_argument_trains_a_compiled_model_or_reads_a_data_set(mad
     converted = done(FIT_ONE.format(made=made, data=data)).after
     assert "hvd.callbacks.BroadcastGlobal" in converted.partition("\nmodel.fit(")[2]
     assert "\nFactorAnalysis().fit(x)\nreducer.fit(x)\n" in converted
+
+
+def test_what_fit_divides_into_batches_is_an_array():
+    text = "import keras\nmodel.compile('adam')\nmodel.fit({}, epochs=2, batch_size=8)\n"
+    made = done(text.format("x"))
+    assert "model.fit(x[shard], epochs=2, batch_size=8" in made.after
+    assert not made.to_decide
+    assert "shard the data" in done(text.format("{'a': x}")).to_decide[0].text
 
 
 SLICES = """

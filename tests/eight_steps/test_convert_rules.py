@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from textwrap import dedent
+from textwrap import dedent, indent
 
 import pytest
 
@@ -57,6 +57,30 @@ def test_a_sampler_of_the_script_too_has_the_length_of_a_ranks_part():
     setup = "own = torch.utils.data.distributed.DistributedSampler(data, 1, 0)"
     made = done(torch_script(setup, after="print(total / len(own))"))
     assert "total = sum(hvd.allgather_object(total)) / hvd.size()" in made.after
+
+
+@pytest.mark.parametrize(
+    ("use", "gathered"),
+    [
+        ("plt.plot(losses)", "[sum(v) / hvd.size() for v in zip(*hvd.allgather_object(losses))]"),
+        ("print(np.median(losses))", "sum(hvd.allgather_object(losses), [])"),
+    ],
+)
+def test_a_curve_of_losses_is_the_mean_of_those_of_the_ranks(use, gathered):
+    made = done(f"""
+        import torch, numpy as np
+        import matplotlib.pyplot as plt
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for x, y in torch.utils.data.DataLoader(data, 8, True):
+            loss = loss_of(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        {use}
+    """)
+    assert f"losses = {gathered}\n" in made.after
 
 
 def test_a_tensor_of_another_type_is_no_number():
@@ -149,6 +173,21 @@ def test_an_import_further_down_does_not_draw_the_beginning_down_with_it():
     lines = done(text.replace("model = make_model()", "import json")).after.splitlines()
     assert lines.index("hvd.init()") < lines.index("    print(model_of)")
     assert lines.index("import json") > lines.index("    print(model_of)")
+
+
+@pytest.mark.parametrize("place", ["further down", "in a function"])
+def test_the_gpu_is_pinned_whatever_imports_torch(place):
+    text = torch_script()
+    if place == "in a function":
+        text = "def main():\n" + indent(text, "    ") + '\nif __name__ == "__main__":\n    main()\n'
+    lines = done(f"import glob\nprint(glob.glob('*.txt'))\n{text}").after.splitlines()
+    assert lines[:3] == ["import glob", "import torch", "import qsgd_hpc.torch as hvd"]
+
+
+def test_a_module_that_the_script_imports_is_not_imported_again():
+    text = "import keras\nmodel.compile('adam', 'mse')\nmodel.fit(x, y)\n"
+    assert done(text).after.count("import os\n") == 1
+    assert done(f"import os\n{text}").after.count("import os\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -273,6 +312,14 @@ again = keras.models.load_model("model.keras")
 
 def test_a_script_for_horovod_is_distributed_already():
     assert not convert("import horovod.torch as hvd\nimport torch\n").changed
+
+
+def test_a_module_next_to_the_script_that_has_the_training_loop_is_named(tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "trainer.py").write_text("def run():\n    loss.backward()\n")
+    text = "import torch\nfrom lib.trainer import run\nrun()\n"
+    with pytest.raises(UsageError, match=r"repeats\. Convert lib/trainer\.py, and let only"):
+        convert(text, tmp_path / "train.py")
 
 
 def test_a_script_without_training_is_refused():

@@ -71,7 +71,7 @@ def check_prints(facts: Facts, averaged: frozenset[Binding]) -> Iterator[Finding
         names = metric_names(facts, call, averaged)
         if not names or not facts.guarded(event):
             continue
-        found = facts.reach(*(each.value for each in call.args))
+        found = facts.reach(*origins(facts, call))
         # A value that does not depend on a rank's shard needs no averaging.
         if found.api & set(AVERAGES) or not found.api & SHARDS:
             continue
@@ -177,6 +177,34 @@ def metric_names(facts: Facts, call: cst.Call, averaged: frozenset[Binding]) -> 
                 return []
             found.append(node.value)
     return found
+
+
+def origins(facts: Facts, call: cst.Call) -> list[cst.CSTNode]:
+    """Return what a print's values are computed from.
+
+    Without the parameters in `loss_of(params, data)`: all ranks have trained the same ones.
+    """
+    script, found = facts.script, list[cst.CSTNode]()
+    trained = {facts.events[i].call for i in facts.training}
+    for each in call.args:
+        inner = [c for c in script.calls_in(each.value) if _is_metric_of(facts, c)]
+        names = [n for n in script.inside(each.value) if isinstance(n, cst.Name)]
+        known = {n for c in inner for n in script.inside(c)}
+        others = [n for n in names if METRIC.search(n.value) and n not in known]
+        given = [a.value for c in inner for a in c.args]
+        parts = [value for value in given if not facts.reach(value).calls & trained]
+        found += [*others, *parts] if inner else [each.value]
+    return found
+
+
+def _is_metric_of(facts: Facts, call: cst.Call) -> bool:
+    """Return whether a call computes a metric of parameters and data, by a function of JAX."""
+    return (
+        Framework.JAX in facts.script.frameworks
+        and isinstance(call.func, cst.Name)
+        and bool(METRIC.search(call.func.value))
+        and len(call.args) > 1
+    )
 
 
 def root(node: cst.BaseExpression) -> cst.BaseExpression:

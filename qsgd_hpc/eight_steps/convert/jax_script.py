@@ -186,6 +186,5 @@ def _broadcast(plan: Plan, made: Sequence[cst.Call], outer: cst.CSTNode) -> None
 
 def _open(plan: Plan, seeding: Sequence[str]) -> None:
     script = plan.script
-    needed = ["os", "torch"] if seeding else ["os"]
-    more = [f"import {name}" for name in needed if not script.name_of(name)]
+    more = opening.imports_of(script, "os", *(["torch"] if seeding else []))
     opening.open_script(plan, "qsgd_hpc.jax", more, [*opening.PIN_BY_ENVIRONMENT, *seeding])

@@ -94,7 +94,9 @@ def convert_keras(plan: Plan) -> None:
     guard_outputs(plan, reaching(script, [*fits, *compiles]))
     keras = script.name_of("keras")
     needed = keras_needed(plan)
-    more = ["import keras"] if needed and keras != "keras" else []
+    more = opening.imports_of(script, "tensorflow") if script.name_of("tensorflow") else []
+    if needed:
+        more += ["import keras"] if keras != "keras" else opening.imports_of(script, "keras")
     opening.open_script(plan, "qsgd_hpc.keras", more, tf_data.pin_lines(script))
 
 
@@ -180,7 +182,7 @@ def _data(plan: Plan, fit: cst.Call) -> None:
         plan.todo(fit, words.SHARD_IT)
     elif any(LOADER.match(script.called(c)) for c in sources(script, x) if isinstance(c, cst.Call)):
         plan.todo(fit, SAMPLE_IT)
-    elif y is None or tf_data.is_dataset(script, x):
+    elif tf_data.is_dataset(script, x) or (y is None and find(fit, "batch_size") is None):
         tf_data.shard_dataset(plan, x, fit)
     elif not dotted(x) or _several(script, x):
         plan.todo(fit, words.SHARD_IT)

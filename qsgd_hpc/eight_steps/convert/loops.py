@@ -12,6 +12,7 @@ from qsgd_hpc.eight_steps.reading import DEPTH, Loop, Script, argument, dotted, 
 
 __all__ = [
     "TrainLoop",
+    "batches_of",
     "behind",
     "callers",
     "calls_of",
@@ -180,14 +181,31 @@ def split_of(script: Script, loop: Loop) -> tuple[cst.BaseExpression, cst.BaseEx
     return (positional[0].value, size) if len(positional) == 1 else None
 
 
+def batches_of(script: Script, loop: Loop) -> cst.BaseExpression | None:
+    """Return the n of `for i in range(n)` if it is the length of an array, divided by a batch.
+
+    Other loops, such as those over windows of a series, need all neighbours of a sample.
+    """
+    node = iterable(script, loop)
+    if not isinstance(node, cst.Call) or script.called(node) != "range" or len(node.args) != 1:
+        return None
+    count = node.args[0].value
+    sized = re.search(r"(\blen\([\w.]+\)|\.shape\[0\]) *//? *\w", script.code(script.value(count)))
+    return count if sized else None
+
+
 def extent(script: Script, loop: Loop) -> cst.CSTNode | None:
     """Return the expression for the number of samples that a loop divides into batches.
 
-    That is the end of `range(0, len(x), batch)`, and for `order.split(batch)` the origin of order.
+    That is the end of `range(0, len(x), batch)`, and for `order.split(batch)` the origin of order;
+    for `range(len(x) // batch)`, the number of batches.
     """
     found = range_of(script, loop)
     if found is not None:
         return script.value(found[0])
+    count = batches_of(script, loop)
+    if count is not None:
+        return script.value(count)
     node = iterable(script, loop)
     if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
         name = script.called(node)

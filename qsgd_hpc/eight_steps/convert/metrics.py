@@ -16,6 +16,7 @@ __all__ = ["average_metrics"]
 
 PLAIN = re.compile(r"\.(item|numpy|tolist|size)\(|(?<![\w.])(float|int|len)\(|\.shape\[")
 METER = re.compile(r"Meter|Metric|Average|Accuracy|(^|[._])Mean$")
+CURVE = re.compile(r"\.(plot|semilog[xy]|loglog)$")
 PARTS = re.compile(r"\.(DataLoader|DistributedSampler)$")  # have the length of a rank's part
 MADE = re.compile(r"(zeros|zeros_like|tensor|constant|Variable|array|as_tensor|full)$")
 
@@ -121,6 +122,12 @@ def uses(script: Script, loop: TrainLoop, name: str) -> list[cst.CSTNode]:
         and script.start(n) >= end
         and script.scope(n) is scope
     ]
+
+
+def is_curve(script: Script, loop: TrainLoop, name: str) -> bool:
+    """Return whether a list has a value for each batch, in order: it is plotted behind the loop."""
+    around = (node for use in uses(script, loop, name) for node in script.ancestors(use))
+    return any(isinstance(n, cst.Call) and CURVE.search(script.called(n)) for n in around)
 
 
 def divisors(script: Script, loop: TrainLoop, name: str) -> list[cst.BaseExpression]:
@@ -239,7 +246,8 @@ def average_metrics(
         ):
             partial.append(each.name)
             continue
-        lines.append(line(each, by))
+        curve = each.kind == "list" and is_curve(script, loop, each.name)
+        lines.append(line(each, "curve" if curve else by))
     for name in partial:
         plan.todo(loop.loop, f"{name} covers only this rank's batches: average over the ranks.")
     if lines:
@@ -250,6 +258,8 @@ def average_metrics(
 def line(each: Sum, by: str) -> str:
     """Return the statement that sums over the ranks, or averages if the divisor is local."""
     name = each.name
+    if by == "curve":
+        return f"{name} = [sum(v) / hvd.size() for v in zip(*hvd.allgather_object({name}))]"
     if each.kind == "list":
         return f"{name} = sum(hvd.allgather_object({name}), [])"
     if each.kind == "tensor":

@@ -14,6 +14,7 @@ __all__ = [
     "PIN_BY_ENVIRONMENT",
     "agree_on_random_numbers",
     "import_line",
+    "imports_of",
     "open_script",
     "unlike_ranks",
 ]
@@ -67,6 +68,18 @@ def import_line(script: Script) -> int:
     """Return the last line of the script's imports, 0 if it has none at its top."""
     found = imports_at_top(script)
     return script.end(found[-1])[0] if found else 0
+
+
+def imports_of(script: Script, *modules: str) -> list[str]:
+    """Return imports of the modules that the script does not import at its top, by its names."""
+    top = imports_at_top(script)
+    known = {
+        each.module: each.alias
+        for each in script.imports
+        if each.alias and script.statement(each.node) in top
+    }
+    names = [(m, script.name_of(m) or m) for m in modules if m not in known]
+    return [f"import {m}" if name == m else f"import {m} as {name}" for m, name in names]
 
 
 def calls_at_module_level(script: Script) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, range_of, split_of
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, batches_of, iterable, range_of, split_of
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, argument, dotted, names_in
 
@@ -165,4 +165,7 @@ def steps_of(
             divisor = step if step.isidentifier() or step.isdigit() else f"({step})"
             dividend = end if re.fullmatch(r"\w+|len\([\w.]+\)", end) else f"({end})"
             counts.append((f"max(1, {dividend} // {divisor})", frozenset(tops)))
+        elif (number := batches_of(script, each.loop)) is not None:
+            tops = {n for n in names_in(number) - {"len", "self"} if "." not in n}
+            counts.append((f"max(1, {script.code(number)})", frozenset(tops)))
     return Steps(tuple(counts))

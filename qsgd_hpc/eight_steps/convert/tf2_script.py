@@ -65,7 +65,7 @@ def convert_tf2(plan: Plan) -> None:
     training = reaching(script, [*gradients, *applies, *optimizers])
     guard_outputs(plan, training)
     tf = script.name_of("tensorflow")
-    more = [] if tf else ["import tensorflow as tf"]
+    more = opening.imports_of(script, "tensorflow") if tf else ["import tensorflow as tf"]
     opening.open_script(plan, "qsgd_hpc.tensorflow", more, tf_data.pin_tensorflow(tf or "tf"))
 
 

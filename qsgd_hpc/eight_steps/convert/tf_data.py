@@ -9,7 +9,7 @@ import libcst as cst
 from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.arrays import slice_of
 from qsgd_hpc.eight_steps.convert.loops import sources
-from qsgd_hpc.eight_steps.convert.opening import PIN_BY_ENVIRONMENT
+from qsgd_hpc.eight_steps.convert.opening import PIN_BY_ENVIRONMENT, imports_of
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted, find, receiver
 
@@ -237,7 +237,6 @@ def pin_lines(script: Script) -> list[str]:
         "    if torch.cuda.is_available():",
         "        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())",
         "else:",
-        "    import os",
-        "",
+        *(line for each in imports_of(script, "os") for line in (f"    {each}", "")),
         *(f"    {line}" for line in PIN_BY_ENVIRONMENT),
     ]

@@ -213,12 +213,18 @@ def _shard(plan: Plan, call: cst.Call) -> None:
         return
     order = find(call, "shuffle", 2)
     shuffle = script.code(order.value) if order is not None else "False"
+    several, drawn = "hvd.size() > 1", shuffle
+    if len(script.calls_of(script.function(call))) > 1:  # for training and for tests
+        if order is not None and _tells_training(script, order.value):
+            several, drawn = f"{several} and {script.operand(order.value)}", "True"
+        else:
+            plan.todo(call, "if this also loads test data, shard only the training data.")
     plan.before(
         call,
         *lines,
         f"{sampler} = None",
-        "if hvd.size() > 1:",
-        *_distributed(script, sampler, data, shuffle),
+        f"if {several}:",
+        *_distributed(script, sampler, data, drawn),
     )
     if order is None or shuffle == "False":
         _give_sampler(plan, call, sampler)
@@ -226,6 +232,15 @@ def _shard(plan: Plan, call: cst.Call) -> None:
         alone = f"{sampler} is None"
         plan.replace(order.value, alone if shuffle == "True" else f"{alone} and {shuffle}")
         _give_sampler(plan, call, sampler)
+
+
+def _tells_training(script: Script, order: cst.BaseExpression) -> bool:
+    """Return whether a loader's function shuffles by its parameters: training data, not tests."""
+    bound = script.binding(order) if dotted(order) else None
+    if bound is not None and bound.how == "parameter":
+        passed = (value or bound.value for value in script.passed(bound))
+        return any(dotted(value) == "True" for value in passed)
+    return isinstance(order, cst.Comparison)
 
 
 def _distributed(script: Script, sampler: str, data: str, shuffle: str) -> list[str]:

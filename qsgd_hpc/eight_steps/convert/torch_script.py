@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 
 import libcst as cst
 
+from qsgd_hpc.eight_steps.check.helpers import own_module
 from qsgd_hpc.eight_steps.convert import opening, torch_data, words
 from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.downloads import download_once, wait_behind
@@ -28,7 +30,15 @@ from qsgd_hpc.eight_steps.convert.torch_optimizer import (
     models,
     optimizers,
 )
-from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, is_optimizer_name, receiver
+from qsgd_hpc.eight_steps.reading import (
+    Script,
+    argument,
+    dotted,
+    find,
+    is_optimizer_name,
+    receiver,
+    source,
+)
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert_torch"]
@@ -42,7 +52,7 @@ def convert_torch(plan: Plan) -> None:
     if not loops:
         raise UsageError(
             f"{script.path}: PyTorch, but no training loop: looked for a call of backward() that a "
-            "for or while repeats"
+            f"for or while repeats{_elsewhere(script)}"
         )
     made = optimizers(script)
     download_once(plan, "hvd.barrier()")  # first: a sampler needs what its loader downloads
@@ -77,6 +87,15 @@ def convert_torch(plan: Plan) -> None:
     _point_out_noise(plan, loops)
     guard_outputs(plan, reaching(script, (*steps, *made)))
     _open(plan)
+
+
+def _elsewhere(script: Script) -> str:
+    """Return which modules next to a script have the training loop, and what to do, or ""."""
+    folder = script.path.resolve().parent
+    found = (own_module(folder, each.module) for each in script.imports)
+    files = {f for f in found if f is not None and b".backward(" in source(f)}
+    names = ", ".join(sorted(os.path.relpath(f, folder) for f in files))
+    return f". Convert {names}, and let only rank 0 print and save here" if names else ""
 
 
 def _point_out_noise(plan: Plan, loops: Sequence[TrainLoop]) -> None:
@@ -114,8 +133,7 @@ def _open(plan: Plan) -> None:
         f"    {torch}.cuda.set_device(hvd.local_rank() % {torch}.cuda.device_count())",
         *torch_data.seeding(script),
     ]
-    more = [] if script.name_of("torch") else ["import torch"]
-    opening.open_script(plan, "qsgd_hpc.torch", more, pin)
+    opening.open_script(plan, "qsgd_hpc.torch", opening.imports_of(script, "torch"), pin)
 
 
 NOISE = re.compile(r"^torch\.(randn|rand|normal)(_like)?$")
