@@ -162,6 +162,22 @@ def test_mistakes_are_answered_with_the_remedy():
         hvd.allreduce(torch.ones(3, dtype=torch.complex64))
 
 
+def test_compiled_functions_are_split_at_collectives():
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    @torch.compile(backend=backend)
+    def total(x):
+        return hvd.allreduce(x * 2, op=hvd.Sum) + 1
+
+    for _ in range(3):
+        assert total(torch.ones(2)).tolist() == [2.0 * hvd.size() + 1] * 2
+    assert len(graphs) == 2
+
+
 def test_handles_may_be_dropped():
     """Fire and forget: the tensors live on until the engine has done with them."""
     for i in range(200):
