@@ -133,7 +133,7 @@ def alltoall_async(
 ) -> Handle:
     """Start an ``alltoall``; ``synchronize`` returns its result."""
     text = ops.label("alltoall", name, process_set)
-    counts = None if splits is None else [int(count) for count in splits]
+    counts = None if splits is None else list(splits)
 
     def result(made: tuple[Array, list[int]]) -> Array | tuple[Array, Array]:
         rows, received = made

@@ -260,15 +260,21 @@ def context() -> Context:
     """Return the running context.
 
     Raises:
-        UsageError: ``init`` has not been called.
+        UsageError: ``init`` has not been called, or this process was forked from a rank.
     """
-    if _context is None:
-        raise UsageError("qsgd_hpc is not initialised on this rank; call hvd.init() first")
+    running = _layout()
     if os.getpid() != _owner_pid:
         raise UsageError(
-            f"process {os.getpid()} was forked from rank {_context.rank} after hvd.init() and "
+            f"process {os.getpid()} was forked from rank {running.rank} after hvd.init() and "
             "cannot communicate; call hvd in the rank itself, not in a data loader's worker"
         )
+    return running
+
+
+def _layout() -> Context:
+    """Return the context, also in a process forked from the rank, such as a data loader's."""
+    if _context is None:
+        raise UsageError("qsgd_hpc is not initialised on this rank; call hvd.init() first")
     return _context
 
 
@@ -295,37 +301,37 @@ def joins() -> int:
 
 def rank() -> int:
     """Return the rank of this process in the job, from 0."""
-    return context().rank
+    return _layout().rank
 
 
 def size() -> int:
     """Return the number of processes of the job."""
-    return context().size
+    return _layout().size
 
 
 def local_rank() -> int:
     """Return the rank of this process on its node, from 0: the index of its GPU."""
-    return context().local_rank
+    return _layout().local_rank
 
 
 def local_size() -> int:
     """Return the number of processes on this node."""
-    return context().local_size
+    return _layout().local_size
 
 
 def cross_rank() -> int:
     """Return the index of this node among the nodes with a process of this local rank."""
-    return context().cross_rank
+    return _layout().cross_rank
 
 
 def cross_size() -> int:
     """Return the number of nodes with a process of this local rank."""
-    return context().cross_size
+    return _layout().cross_size
 
 
 def is_homogeneous() -> bool:
     """Return whether every node has the same number of processes of the job."""
-    return context().homogeneous
+    return _layout().homogeneous
 
 
 def mpi_library_version() -> str:

@@ -314,10 +314,14 @@ def checked_splits(rows: int, splits: Sequence[int] | None, process_set: Process
                 "rows that divide evenly"
             )
         return [rows // len(ranks)] * len(ranks)
-    counts = [int(n) for n in splits]
-    if len(counts) != len(ranks) or min(counts) < 0 or sum(counts) != rows:
+    given = list(splits)
+    try:
+        counts = [int(n) for n in given]
+    except TypeError:  # rows of a matrix
+        counts = []
+    if len(counts) != len(ranks) or counts != given or min(counts) < 0 or sum(counts) != rows:
         raise UsageError(
-            f"rank {me}: alltoall with splits={counts} of {rows} rows over {len(ranks)} ranks: "
+            f"rank {me}: alltoall with splits={given} of {rows} rows over {len(ranks)} ranks: "
             "pass one non-negative number of rows per rank; their sum must equal the rows"
         )
     return counts

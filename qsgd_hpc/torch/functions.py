@@ -36,11 +36,15 @@ def broadcast_parameters(
         root_rank: the rank of the job whose values are copied.
         process_set: the participating ranks; default: all.
     Raises:
-        UsageError: a single tensor, or root_rank is not in the set.
+        UsageError: no such collection, or root_rank is not in the set.
         HorovodInternalError: the ranks' tensors do not match, or a rank died.
     """
-    if isinstance(params, torch.Tensor):
-        raise UsageError("broadcast_parameters takes model.state_dict() or named_parameters()")
+    alone = isinstance(params, torch.Tensor | torch.nn.Module | str)
+    if alone or not isinstance(params, Iterable):
+        raise UsageError(
+            "broadcast_parameters takes model.state_dict() or named_parameters(), not a "
+            f"{type(params).__name__}"
+        )
     listed: Iterable[Any] = params.items() if isinstance(params, Mapping) else params
     pairs: Iterable[tuple[Any, Any]] = (
         (i, each) if isinstance(each, torch.Tensor) else each for i, each in enumerate(listed)

@@ -36,10 +36,10 @@ def name_parameters(
     if named_parameters is None:
         return {p: str(i) for i, p in enumerate(owned)}
     listed = list(named_parameters)
-    if not all(isinstance(pair, Sequence) for pair in listed):
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in listed):
         raise UsageError(
             "named_parameters takes pairs of name and parameter: pass "
-            "model.named_parameters(), not model.parameters()"
+            "model.named_parameters(), not model.parameters() or a dict"
         )
     pairs = [(plain_name(name), parameter) for name, parameter in listed]
     doubled = sorted(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)

@@ -253,6 +253,11 @@ def DistributedOptimizer(
     """
     if isinstance(optimizer, Wrapped):
         raise UsageError("this optimizer is already a DistributedOptimizer; wrap it once")
+    if not hasattr(optimizer, "param_groups"):
+        raise UsageError(
+            "DistributedOptimizer takes an optimizer, such as torch.optim.SGD(...), not "
+            f"{optimizer!r}"
+        )
     reduction = checked_reduction(
         op, compression, gradient_predivide_factor, sparse_as_dense, process_set
     )

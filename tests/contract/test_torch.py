@@ -160,6 +160,25 @@ def test_mistakes_are_answered_with_the_remedy():
         hvd.Compression.qsgd(bucket_size=100)
     with pytest.raises(ValueError, match="cannot be reduced"):
         hvd.allreduce(torch.ones(3, dtype=torch.complex64))
+    for splits in ([1.5] + [1] * (hvd.size() - 1), torch.full((hvd.size(), 1), 1)):
+        with pytest.raises(ValueError, match="one non-negative number of rows per rank"):
+            hvd.alltoall(torch.ones(hvd.size()), splits=splits)
+
+
+def test_compiled_functions_are_split_at_collectives():
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    @torch.compile(backend=backend)
+    def total(x):
+        return hvd.allreduce(x * 2, op=hvd.Sum) + 1
+
+    for _ in range(3):
+        assert total(torch.ones(2)).tolist() == [2.0 * hvd.size() + 1] * 2
+    assert len(graphs) == 2
 
 
 def test_handles_may_be_dropped():

@@ -139,6 +139,7 @@ def test_sparse_tensors_add_up_where_their_entries_meet():
         hvd.allreduce(mine)
 
 
-def test_what_is_no_parameter_is_refused():
-    with pytest.raises(ValueError, match="named_parameters"):
-        hvd.broadcast_parameters(torch.ones(3))
+@pytest.mark.parametrize("what", [torch.ones(3), torch.nn.Linear(1, 1), "w", None])
+def test_what_is_no_parameter_is_refused(what):
+    with pytest.raises(ValueError, match=f"named_parameters.*not a {type(what).__name__}"):
+        hvd.broadcast_parameters(what)

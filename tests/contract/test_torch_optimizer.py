@@ -100,6 +100,14 @@ def test_parameters_without_names_are_answered_with_the_remedy():
     parameters = list(nn.Linear(3, 1).parameters())
     with pytest.raises(ValueError, match=r"not model\.parameters"):
         hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), parameters)
+    with pytest.raises(ValueError, match="or a dict"):
+        hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), {"weight": parameters[0]})
+
+
+@pytest.mark.parametrize("what", [None, torch.optim.SGD, nn.Linear(1, 1)])
+def test_what_is_no_optimizer_is_refused(what):
+    with pytest.raises(ValueError, match="takes an optimizer"):
+        hvd.DistributedOptimizer(what)
 
 
 class Halving:

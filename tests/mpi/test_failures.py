@@ -152,12 +152,13 @@ except hvd.RankFailedError:
 
 
 @pytest.mark.gate
-def test_a_forked_child_ends_and_cannot_communicate(play):
+def test_a_forked_child_knows_its_rank_and_cannot_communicate(play):
     done, _ = play(
         2,
         """
 child = os.fork()
 if child == 0:
+    print(f"child of {hvd.rank()} of {hvd.size()}", flush=True)
     try:
         hvd.allreduce(np.ones(3))
     except hvd.UsageError as error:
@@ -169,6 +170,7 @@ step(1)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("was forked from rank") == 2
+    assert all(f"child of {rank} of 2" in done.stdout for rank in range(2))
 
 
 @pytest.mark.gate

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch._compile import _disable_dynamo
+
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import barrier, poll, synchronize
 from qsgd_hpc.torch.ops import _moves, _reductions
@@ -23,3 +25,7 @@ def join(device: int = -1) -> int:
         device: accepted for compatibility; zeros need no device.
     """
     return ops.join()
+
+
+# torch.compile splits a program at these calls. It would trace them, once for each name.
+globals().update({name: _disable_dynamo(globals()[name]) for name in __all__})
