@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.fits import applies, fit_law, peak_ranks
 from qsgd_hpc.scaling.analysis.results import Estimate, Fit
 from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.report.case_findings import law_sentence
-from qsgd_hpc.scaling.report.drawing.speed import best_fits
+from qsgd_hpc.scaling.report.drawing.speed import best_fits, speedup_panels
 from tests.scaling.samples import amdahl, attempt, attempts, gustafson, study, usl
 
 SIZES = st.lists(
@@ -165,6 +166,15 @@ def test_a_law_that_does_not_apply_is_not_shown_even_if_it_fits_best():
     (case,) = analyse(attempts(study(nodes=(1, 2, 4, 8), bits=(32,)), gustafson)).cases
     assert min(case.fits, key=lambda fit: fit.error).law == "gustafson"
     assert [fit.applies for fit in best_fits(case)] == [True]
+
+
+def test_a_law_that_falls_stays_inside_the_axes_of_its_chart():
+    whole = study(nodes=(1, 2, 4, 8), bits=(32,))
+    (case,) = analyse(attempts(whole, lambda p: usl(p, coherency=1.0))).cases
+    axes = Figure().subplots()
+    speedup_panels(case)[0].draw([axes])
+    (fit,) = best_fits(case)
+    assert axes.get_ylim()[0] < fit.speedup(16) < fit.speedup(8)
 
 
 def test_throughput_that_falls_more_steeply_than_a_law_allows_gives_no_fit():
