@@ -228,7 +228,7 @@ def test_failures_gaps_and_torn_lines_are_in_the_report(tmp_path):
         file.write('{"format": 1, "poi')
     text = "\n".join(load(folder).incidents)
     assert "attempt 1: the job ended as TIMEOUT; not used" in text
-    assert f"Not measured yet: {second.key}" in text
+    assert f"Not measured yet: 1 of 2 points ({second.name(False)})." in text
     assert "line 3" in text
 
 
