@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from matplotlib.image import imread
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.analysis.compute import analyse
@@ -217,6 +218,13 @@ def test_a_name_full_of_markup_breaks_neither_page_nor_plots(tmp_path):
     assert page.tags.count("script") == 1 and "b" not in page.tags
     write_sheet(nasty, report.findings.headline, "$\\frac{", tmp_path / "plot")
     ElementTree.parse(tmp_path / "plot.svg")
+
+
+def test_a_long_headline_ends_inside_the_sheet(tmp_path):
+    case = case_analysis(nodes=(1,), bits=(32,))
+    write_sheet(case, "On 3 nodes, 4-bit QSGD shows no difference " * 4, "", tmp_path / "plot")
+    pixels = imread(tmp_path / "plot.png")
+    assert (pixels[:, -40:] == pixels[0, -1]).all()
 
 
 def test_failures_gaps_and_torn_lines_are_in_the_report(tmp_path):
