@@ -231,3 +231,10 @@ def test_a_study_that_slows_down_is_recovered_by_the_universal_law():
     assert case.rows()[1]["speedup"] == pytest.approx(fit.speedup(2))
     (serial,) = analyse(attempts(whole, lambda p: amdahl(p, serial=1.0))).cases
     assert "at its bound of 1" in serial.fits[0].caution
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("amdahl", (1, 2)), ("usl", (1, 2, 4))])
+def test_a_law_at_its_bound_does_not_pass_through_as_many_sizes_as_parameters(name, sizes):
+    ranks = np.array(sizes, dtype=float)
+    fit = fit_law(name, 32, ranks, 100 * ranks**1.4, "strong")
+    assert fit.error > 0.1 and "determine it exactly" not in fit.caution

@@ -62,7 +62,10 @@ def test_under_noise_the_intervals_hold_the_link_as_often_as_they_say(latency, n
 
 def test_rows_that_cannot_tell_are_owned_up_to():
     assert fit_link(runs((2,), (32,))) is None
-    assert "Two rows determine it exactly" in fit_link(runs((2,), (32, 4))).caution
+    two = runs((2,), (32, 4))
+    assert "Two rows determine it exactly" in fit_link(two).caution
+    falling = fit_link(two.assign(comm_s=[1e-3, 2e-3]))
+    assert falling.error > 0.1 and "exactly" not in falling.caution
     alike = fit_link(runs((2, 3), (32,)))
     assert "Not identifiable" in alike.caution
     assert "All rows have the same ranks" in fit_link(runs((4,), (32, 8, 4))).caution

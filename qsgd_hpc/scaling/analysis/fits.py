@@ -183,7 +183,7 @@ def _link_cautions(
     sending: pd.DataFrame, columns: Array, target: Array, points: int, per_byte: float
 ) -> list[str]:
     cautions = []
-    if points == 2:
+    if points == 2 and (nonnegative(columns, target)[0] > 0).all():
         cautions.append(
             "Two rows determine it exactly, so the fit cannot show whether the model applies."
         )
@@ -369,7 +369,7 @@ def _cautions(fit: Fit, model: _Model, ranks: Array, mode: str) -> list[str]:
         held = "fixed work" if _FIXED_WORK[fit.law] else "work that grows with the ranks"
         cautions.append(f"Does not apply: it is the law of {held}; this study is {mode} scaling.")
     spare = fit.sizes - len(fit.parameters) - 1
-    if spare == 0:
+    if spare == 0 and (nonnegative(model.columns, model.target)[0] > 0).all():
         cautions.append(
             f"{fit.sizes} sizes determine it exactly, so the fit cannot show whether the "
             "law applies."
