@@ -139,8 +139,8 @@ def _incidents(study: Study, attempts: list[Attempt], torn: list[int]) -> tuple[
     ]
     points = plan(study)
     if missing := [p for p in points if p.key not in done]:
-        first = ", ".join(p.name(len(study.cases) > 1) for p in missing[:FEW])
-        more = f" and {len(missing) - FEW} more" if len(missing) > FEW else ""
+        first = "; ".join(p.name(len(study.cases) > 1) for p in missing[:FEW])
+        more = f"; and {len(missing) - FEW} more" if len(missing) > FEW else ""
         incidents.append(
             f"Not measured yet: {len(missing)} of {len(points)} points ({first}{more})."
         )
