@@ -196,7 +196,7 @@ def metered_attempts(study: Study, speed: Callable[[Point], float] = amdahl) -> 
             point,
             speed=speed(point),
             unit="words" if point.case.workload.startswith("ptb") else "images",
-            global_batch_size=global_batch(study, point),
+            global_batch_size=global_batch(study.mode, point.case, point.ranks),
         )
         for point in plan(study)
     ]
@@ -228,8 +228,9 @@ def engine_only(study: Study, point: Point, *, step_s: float) -> Attempt:
         }
         for rank in range(point.ranks)
     ]
+    batch = global_batch(study.mode, point.case, point.ranks)
     origin = _provenance(point, 1)
-    return Attempt(point, 1, "COMPLETED", 0, tuple(records), 0, origin, global_batch(study, point))
+    return Attempt(point, 1, "COMPLETED", 0, tuple(records), 0, origin, batch)
 
 
 def written(folder: Path, study: Study, found: list[Attempt]) -> StudyFolder:

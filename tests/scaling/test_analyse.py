@@ -44,13 +44,16 @@ def test_a_quality_that_cannot_be_is_not_used_and_named(name, value):
     assert f"2 of 2 measurements record an impossible {name}, such as {value}" in found.cautions[0]
 
 
-def test_a_script_that_ignores_its_batch_is_pointed_out():
-    whole = study(mode="weak", bits=(32,))
-    found = [replace(a, global_batch=128 * a.point.ranks) for a in metered_attempts(whole)]
+@pytest.mark.parametrize("planned", [256, 128], ids=["ignored", "of a study of the other mode"])
+def test_a_batch_that_is_not_that_of_the_mode_is_pointed_out(planned):
+    weak, strong = (metered_attempts(study(mode=mode, bits=(32,))) for mode in ("weak", "strong"))
+    batches = {1: 128, 2: planned}
+    assert analyse([replace(a, global_batch=128) for a in strong]).cautions == ()
+    found = [replace(a, global_batch=batches[a.point.ranks]) for a in weak]
     assert analyse(found, mode="weak").cautions == ()
-    ignored = [replace(a, global_batch=128) for a in found]
-    (caution,) = analyse(ignored, mode="weak").cautions
-    assert "In 1 of 2 measurements" in caution and "256 instead of 128 (2 nodes, fp32)" in caution
+    found = [replace(a, global_batch=batches[a.point.ranks]) for a in strong]
+    (caution,) = analyse(found, mode="weak").cautions
+    assert "In 1 of 2 measurements" in caution and "128 instead of 256 (2 nodes, fp32)" in caution
 
 
 def test_amdahls_law_is_recovered():

@@ -76,8 +76,7 @@ def test_a_scripts_own_final_record_wins_and_a_wrong_number_of_ranks_is_seen():
 def test_the_batch_is_kept_with_the_attempt():
     found = run(engine(0), engine(1))
     assert parse_attempts(found.to_line().decode()) == ([found], [])
-    sizes = study(mode="weak", nodes=(2,), bits=(32,))
-    assert global_batch(sizes, plan(sizes)[0]) == 256
+    assert global_batch("weak", CASE, 2) == 256
 
 
 @pytest.mark.parametrize("changed", [{"records": ["x"]}, {"provenance": None}, {"point": 1}])

@@ -229,6 +229,16 @@ def test_several_cases_without_gain_or_without_compression_say_so():
     assert scaled.headline == "6 cases on 2 nodes speed up 1.82×, 91% of ideal (one run)"
 
 
+def test_a_partial_study_of_one_size_has_no_efficiency_and_names_its_bits():
+    """Its only size is its own reference, which would be 100% of ideal."""
+    for whole, more in ((study(), []), (several(), ["Cases"])):
+        found = [a for a in metered_attempts(whole) if (a.point.ranks, a.point.bits) == (2, 4)]
+        text = told(whole, found)
+        assert [t.label for t in text.tiles if "fficiency" in t.label] == []
+        assert [t.label for t in text.tiles[:1]] == (more or ["Throughput"])
+    assert text.cases[0].headline == "2 nodes train at 1,818 images/s with 4 bit (one run)"
+
+
 def test_weak_scaling_warns_of_comparing_the_quality_of_sizes():
     whole = study(mode="weak")
     text = told(whole, metered_attempts(whole, lambda p: 100.0 * p.ranks))

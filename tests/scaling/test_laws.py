@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.fits import applies, fit_law, peak_ranks
 from qsgd_hpc.scaling.analysis.results import Estimate, Fit
 from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.report.case_findings import law_sentence
-from qsgd_hpc.scaling.report.drawing.speed import best_fits
+from qsgd_hpc.scaling.report.drawing.speed import best_fits, speedup_panels
 from tests.scaling.samples import amdahl, attempt, attempts, gustafson, study, usl
 
 SIZES = st.lists(
@@ -167,6 +168,15 @@ def test_a_law_that_does_not_apply_is_not_shown_even_if_it_fits_best():
     assert [fit.applies for fit in best_fits(case)] == [True]
 
 
+def test_a_law_that_falls_stays_inside_the_axes_of_its_chart():
+    whole = study(nodes=(1, 2, 4, 8), bits=(32,))
+    (case,) = analyse(attempts(whole, lambda p: usl(p, coherency=1.0))).cases
+    axes = Figure().subplots()
+    speedup_panels(case)[0].draw([axes])
+    (fit,) = best_fits(case)
+    assert axes.get_ylim()[0] < fit.speedup(16) < fit.speedup(8)
+
+
 def test_throughput_that_falls_more_steeply_than_a_law_allows_gives_no_fit():
     speeds = dict(zip((2.0, 4.0, 8.0), (100.0, 30.0, 10.0), strict=True))
     ranks = np.array(list(speeds))
@@ -221,3 +231,10 @@ def test_a_study_that_slows_down_is_recovered_by_the_universal_law():
     assert case.rows()[1]["speedup"] == pytest.approx(fit.speedup(2))
     (serial,) = analyse(attempts(whole, lambda p: amdahl(p, serial=1.0))).cases
     assert "at its bound of 1" in serial.fits[0].caution
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("amdahl", (1, 2)), ("usl", (1, 2, 4))])
+def test_a_law_at_its_bound_does_not_pass_through_as_many_sizes_as_parameters(name, sizes):
+    ranks = np.array(sizes, dtype=float)
+    fit = fit_law(name, 32, ranks, 100 * ranks**1.4, "strong")
+    assert fit.error > 0.1 and "determine it exactly" not in fit.caution

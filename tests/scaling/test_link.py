@@ -48,19 +48,24 @@ def test_a_perfect_link_is_recovered(latency, bandwidth):
     assert fit.error < 1e-9
 
 
-def test_under_noise_the_intervals_hold_the_link_as_often_as_they_say():
+@pytest.mark.parametrize(("latency", "noise", "repeats"), [(20e-6, 0.1, 2), (0.0, 0.3, 3)])
+def test_under_noise_the_intervals_hold_the_link_as_often_as_they_say(latency, noise, repeats):
     draw = np.random.default_rng(4)
     held = {"latency": 0, "bandwidth": 0}
+    where = {"latency": latency, "repeats": repeats, "noise": noise, "draw": draw}
     for _ in range(TRIALS):
-        fit = fit_link(runs((2, 4, 8), (32, 8, 4), repeats=2, noise=0.1, draw=draw))
-        held["latency"] += fit.latency_s.low <= 20e-6 <= fit.latency_s.high
+        fit = fit_link(runs((2, 4, 8), (32, 8, 4), **where))
+        held["latency"] += fit.latency_s.low <= latency <= fit.latency_s.high
         held["bandwidth"] += fit.bandwidth.low <= 1e9 <= (fit.bandwidth.high or math.inf)
     assert min(held.values()) >= COVERED, held
 
 
 def test_rows_that_cannot_tell_are_owned_up_to():
     assert fit_link(runs((2,), (32,))) is None
-    assert "Two rows determine it exactly" in fit_link(runs((2,), (32, 4))).caution
+    two = runs((2,), (32, 4))
+    assert "Two rows determine it exactly" in fit_link(two).caution
+    falling = fit_link(two.assign(comm_s=[1e-3, 2e-3]))
+    assert falling.error > 0.1 and "exactly" not in falling.caution
     alike = fit_link(runs((2, 3), (32,)))
     assert "Not identifiable" in alike.caution
     assert "All rows have the same ranks" in fit_link(runs((4,), (32, 8, 4))).caution

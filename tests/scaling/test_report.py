@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from matplotlib.image import imread
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.analysis.compute import analyse
@@ -219,6 +220,13 @@ def test_a_name_full_of_markup_breaks_neither_page_nor_plots(tmp_path):
     ElementTree.parse(tmp_path / "plot.svg")
 
 
+def test_a_long_headline_ends_inside_the_sheet(tmp_path):
+    case = case_analysis(nodes=(1,), bits=(32,))
+    write_sheet(case, "On 3 nodes, 4-bit QSGD shows no difference " * 4, "", tmp_path / "plot")
+    pixels = imread(tmp_path / "plot.png")
+    assert (pixels[:, -40:] == pixels[0, -1]).all()
+
+
 def test_failures_gaps_and_torn_lines_are_in_the_report(tmp_path):
     whole = study(bits=(32,))
     first, second = plan(whole)
@@ -228,7 +236,7 @@ def test_failures_gaps_and_torn_lines_are_in_the_report(tmp_path):
         file.write('{"format": 1, "poi')
     text = "\n".join(load(folder).incidents)
     assert "attempt 1: the job ended as TIMEOUT; not used" in text
-    assert f"Not measured yet: {second.key}" in text
+    assert f"Not measured yet: 1 of 2 points ({second.name(False)})." in text
     assert "line 3" in text
 
 

@@ -19,7 +19,7 @@ from qsgd_hpc.scaling.analysis.stats import interval, ratio_interval
 from qsgd_hpc.scaling.analysis.verdicts import compressed_rows
 from qsgd_hpc.scaling.analysis.worth import break_even
 from qsgd_hpc.scaling.define.case import Case
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS, counts_for
+from qsgd_hpc.scaling.define.plan import PLAIN_BITS, counts_for, global_batch
 from qsgd_hpc.scaling.store.attempts import Attempt, finished, throughput
 
 __all__ = ["COLUMNS", "Analysis", "analyse"]
@@ -73,7 +73,7 @@ def analyse(
         *_engine_only(measured),
         *_cut_short(measured),
         *_impossible(measured),
-        *_other_batches(measured),
+        *_other_batches(measured, mode),
         *_other_bits(ended),
     )
     return Analysis(done, (*left_out, *limits))
@@ -146,17 +146,18 @@ def _impossible(measured: Sequence[Attempt]) -> list[str]:
     ]
 
 
-def _other_batches(measured: Sequence[Attempt]) -> list[str]:
-    """Return a caution on scripts that did not use the batch that they were given."""
-    batches = [(a, number(a.final, "global_batch_size")) for a in measured if a.global_batch]
-    other = [(a, used) for a, used in batches if used > 0 and used != a.global_batch]
+def _other_batches(measured: Sequence[Attempt], mode: str) -> list[str]:
+    """Return a caution on runs with another batch than that of their study's mode."""
+    known = [(a.point, number(a.final, "global_batch_size")) for a in measured if a.global_batch]
+    batches = [(p, used, global_batch(mode, p.case, p.ranks)) for p, used in known if used > 0]
+    other = [(point, used, planned) for point, used, planned in batches if used != planned]
     if not other:
         return []
-    attempt, used = other[0]
+    point, used, planned = other[0]
     return [
         f"Batch: In {len(other)} of {len(measured)} measurements the script used another global "
-        f"batch than the study planned, such as {used:g} instead of {attempt.global_batch} "
-        f"({attempt.point.label}). Sizes are not comparable then. Let the script use the batch "
+        f"batch than the study planned, such as {used:g} instead of {planned} "
+        f"({point.label}). Sizes are not comparable then. Let the script use the batch "
         "that it is given (--batch-args)."
     ]
 

@@ -14,6 +14,8 @@ Each is linear in non-negative coefficients once relative residuals of p / X (Gu
 minimised, so the best fit is unique and its parameters stay in their bounds: shares in [0, 1],
 coherency >= 0. Residuals of p / X are relative to the run's own p / X, and those of X to the median
 X of the same number of ranks: relative to its own X, one slow run would outweigh all others.
+Residuals of T are relative to the mean T of the same ranks and bits: relative to its own T, the
+fastest runs would weigh most, and both costs would be too low.
 
 Link. T = latency * messages + bytes / bandwidth (Hockney, The communication challenge for MPP,
 Parallel Computing 20, 1994), per rank and step. T is the time in collectives minus the time of
@@ -62,8 +64,8 @@ Array = npt.NDArray[Any]
 ROUNDING = 1e-20
 
 
-def nonnegative(columns: Array, target: Array | None = None) -> tuple[Array, float]:
-    """Return the coefficients >= 0 of the best fit to a target (ones), and its sum of squares.
+def nonnegative(columns: Array, target: Array) -> tuple[Array, float]:
+    """Return the coefficients >= 0 of the best fit to a target, and its sum of squares.
 
     Args:
         columns: shape (rows, coefficients), none of them all zeros.
@@ -71,8 +73,7 @@ def nonnegative(columns: Array, target: Array | None = None) -> tuple[Array, flo
     """
     # Scaled, because a model's columns can be magnitudes apart.
     scale = np.linalg.norm(columns, axis=0)
-    wanted = np.ones(len(columns)) if target is None else target
-    best, residual = optimize.nnls(columns / scale, wanted)
+    best, residual = optimize.nnls(columns / scale, target)
     return best / scale, float(residual) ** 2
 
 
@@ -136,16 +137,17 @@ def fit_link(runs: pd.DataFrame) -> LinkFit | None:
     points = len(sending.groupby(["ranks", "bits"]))
     if points < 2:
         return None
-    seconds = sending["link_s"].to_numpy()
-    columns = sending[["messages", "bytes"]].to_numpy() / seconds[:, None]
-    (latency, per_byte), residual = nonnegative(columns)
+    usual = sending.groupby(["ranks", "bits"])["link_s"].transform("mean").to_numpy()
+    columns = sending[["messages", "bytes"]].to_numpy() / usual[:, None]
+    target = sending["link_s"].to_numpy() / usual
+    (latency, per_byte), residual = nonnegative(columns, target)
     error = math.sqrt(residual / len(columns))
     return LinkFit(
-        latency_s=_estimate(columns, 0, float(latency), residual),
-        bandwidth=_inverse(_estimate(columns, 1, float(per_byte), residual)),
+        latency_s=_estimate(columns, target, 0, float(latency), residual),
+        bandwidth=_inverse(_estimate(columns, target, 1, float(per_byte), residual)),
         error=error,
         points=points,
-        caution=" ".join(_link_cautions(sending, columns, points, float(per_byte))),
+        caution=" ".join(_link_cautions(sending, columns, target, points, float(per_byte))),
     )
 
 
@@ -158,11 +160,11 @@ def _sending(runs: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["link_s"] > 0]
 
 
-def _estimate(columns: Array, which: int, value: float, residual: float) -> Estimate:
+def _estimate(columns: Array, target: Array, which: int, value: float, residual: float) -> Estimate:
     held, free = columns[:, which], columns[:, [1 - which]]
 
     def residual_at(cost: float) -> float:
-        return nonnegative(free, 1 - cost * held)[1]
+        return nonnegative(free, target - cost * held)[1]
 
     return profile_interval(
         residual_at, value, residual, rows=len(columns), coefficients=2, upper=None
@@ -178,10 +180,10 @@ def _inverse(cost: Estimate) -> Estimate:
 
 
 def _link_cautions(
-    sending: pd.DataFrame, columns: Array, points: int, per_byte: float
+    sending: pd.DataFrame, columns: Array, target: Array, points: int, per_byte: float
 ) -> list[str]:
     cautions = []
-    if points == 2:
+    if points == 2 and (nonnegative(columns, target)[0] > 0).all():
         cautions.append(
             "Two rows determine it exactly, so the fit cannot show whether the model applies."
         )
@@ -192,7 +194,7 @@ def _link_cautions(
             "and bandwidth cannot be separated. Measure more bits or more sizes."
         )
     rows = sending.groupby(["ranks", "bits"]).ngroup().to_numpy()
-    if points > 2 and _lack_of_fit(columns, rows):
+    if points > 2 and _lack_of_fit(columns, rows, target):
         cautions.append(
             "The deviation from the model exceeds the variation of the repeats: both values are "
             "rough."
@@ -367,7 +369,7 @@ def _cautions(fit: Fit, model: _Model, ranks: Array, mode: str) -> list[str]:
         held = "fixed work" if _FIXED_WORK[fit.law] else "work that grows with the ranks"
         cautions.append(f"Does not apply: it is the law of {held}; this study is {mode} scaling.")
     spare = fit.sizes - len(fit.parameters) - 1
-    if spare == 0:
+    if spare == 0 and (nonnegative(model.columns, model.target)[0] > 0).all():
         cautions.append(
             f"{fit.sizes} sizes determine it exactly, so the fit cannot show whether the "
             "law applies."
@@ -393,21 +395,21 @@ def _cautions(fit: Fit, model: _Model, ranks: Array, mode: str) -> list[str]:
     return cautions
 
 
-def _lack_of_fit(columns: Array, sizes: Array, target: Array | None = None) -> bool:
+def _lack_of_fit(columns: Array, sizes: Array, target: Array) -> bool:
     """Return whether sizes deviate from a model more than runs of one size vary (F test, 5 %).
 
     Args:
         columns: those of the model, shape (runs, coefficients); of one size, they are proportional
             to each other.
         sizes: the size of each run, shape (runs,).
-        target: what the columns are fitted to (ones), shape (runs,).
+        target: what the columns are fitted to, shape (runs,).
     """
     known = np.unique(sizes)
     spare, pure = len(known) - columns.shape[1], len(sizes) - len(known)
     if spare < 1 or pure < 1:
         return False
     # One of proportional columns is sufficient.
-    logs = np.log(columns[:, 0]) - (0 if target is None else np.log(target))
+    logs = np.log(columns[:, 0]) - np.log(target)
     within = sum(float(((logs[sizes == s] - logs[sizes == s].mean()) ** 2).sum()) for s in known)
     between = max(nonnegative(columns, target)[1] - within, 0.0)
     if within <= ROUNDING * len(sizes):

@@ -3,11 +3,13 @@
 Two methods, because few repeats and many need different ones (Hoefler and Belli, Scientific
 benchmarking of parallel computing systems, SC'15, rules 5 to 7):
 
-- 5 repeats or more: percentile bootstrap of the median (Efron and Tibshirani, An Introduction to
-  the Bootstrap, 1993, chapter 13), which assumes nothing about the noise.
-- 2 to 4 repeats: Student's t. A resample of so few values cannot leave their range, which holds the
-  true median with probability 1 - 2^(1-n) only: 50, 75 and 87.5 %. Student's interval is wider, and
-  holds the median with probability 95 % if the noise is symmetric.
+- 6 repeats or more: of a median, the interval between two of the values, which assumes nothing
+  about the noise: the number of values below the true median is binomial (Le Boudec, Performance
+  Evaluation of Computer and Communication Systems, 2010, theorem 2.1). Of a ratio of medians, the
+  percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13).
+- 2 to 5 repeats: Student's t. The range of so few values holds the true median with probability
+  1 - 2^(1-n) only: 50, 75, 87.5 and 93.75 %. Student's interval is wider, and holds the median with
+  probability 95 % if the noise is symmetric.
 - 1 repeat: none. The steps within a run do not replace repeats: what differs from run to run, such
   as placement and other users, is constant within one (Kalibera and Jones, Rigorous benchmarking in
   reasonable time, ISMM 2013), so an interval of them would be far too narrow.
@@ -24,8 +26,8 @@ import numpy.typing as npt
 from scipy import special
 
 __all__ = [
-    "BOOTSTRAP_FROM",
     "LEVEL",
+    "ORDERED_FROM",
     "Interval",
     "enough",
     "interval",
@@ -36,7 +38,8 @@ __all__ = [
 ]
 
 LEVEL = 0.95
-BOOTSTRAP_FROM = 5
+# The fewest repeats whose range holds the true median with a probability of 95 %.
+ORDERED_FROM = 6
 _DRAWS = 4000
 _SEED = 20171204  # arbitrary but fixed, so that a recomputed report has the same bytes
 
@@ -58,8 +61,10 @@ def interval(values: Values, *, relative: bool) -> Interval | None:
     data = np.asarray(values, dtype=float)
     if len(data) < 2:
         return None
-    if len(data) >= BOOTSTRAP_FROM:
-        return _bounds(_medians(data, np.random.default_rng(_SEED)))
+    if len(data) >= ORDERED_FROM:
+        ordered, below = np.sort(data), special.bdtr(range(len(data)), len(data), 0.5)
+        outside = int((below <= (1 - LEVEL) / 2).sum())
+        return float(ordered[outside - 1]), float(ordered[-outside])
     if relative and not (data > 0).all():
         return None
     low, high = _student(np.log(data) if relative else data)
@@ -69,16 +74,19 @@ def interval(values: Values, *, relative: bool) -> Interval | None:
 def ratio_interval(top: Values, base: Values) -> Interval | None:
     """Return the 95 % interval of median(top) / median(base); None if either has 1 repeat.
 
-    All values are above 0. With 5 or more repeats of each, the bootstrap of the ratio, both
+    All values are above 0. With 6 or more repeats of each, the bootstrap of the ratio, both
     resampled; else Welch's t of the logarithms (Welch, Biometrika 1947), which allows for different
     noise of the two.
     """
     above, below = np.asarray(top, dtype=float), np.asarray(base, dtype=float)
     if min(len(above), len(below)) < 2:
         return None
-    if min(len(above), len(below)) >= BOOTSTRAP_FROM:
+    if min(len(above), len(below)) >= ORDERED_FROM:
         draw = np.random.default_rng(_SEED)
-        return _bounds(_medians(above, draw) / _medians(below, draw))
+        tail = 50 * (1 - LEVEL)
+        draws = _medians(above, draw) / _medians(below, draw)
+        low, high = np.percentile(draws, [tail, 100 - tail])
+        return float(low), float(high)
     logs = np.log(above), np.log(below)
     difference, half = float(logs[0].mean() - logs[1].mean()), _welch(*logs, 1 - LEVEL)
     return float(np.exp(difference - half)), float(np.exp(difference + half))
@@ -153,9 +161,3 @@ def _medians(data: npt.NDArray[Any], draw: np.random.Generator) -> npt.NDArray[A
         data[draw.integers(0, len(data), (_DRAWS, len(data)))], axis=1
     )
     return medians
-
-
-def _bounds(draws: npt.NDArray[Any]) -> Interval:
-    tail = 50 * (1 - LEVEL)
-    low, high = np.percentile(draws, [tail, 100 - tail])
-    return float(low), float(high)

@@ -107,14 +107,14 @@ def script_args(study: Study, point: Point) -> tuple[str, ...]:
     ``--epochs E`` is the number of passes over the data, ``--steps N`` ends after N steps.
     """
     program = study.program(point.case)
-    total = global_batch(study, point)
+    total = global_batch(study.mode, point.case, point.ranks)
     batch = program.batch_words(study.mode, global_batch=total, ranks=point.ranks)
     return (*program.args, *batch, *program.limit_words())
 
 
-def global_batch(study: Study, point: Point) -> int:
+def global_batch(mode: str, case: Case, ranks: int) -> int:
     """Return the number of samples of all ranks in a step."""
-    return point.case.batch_size * (point.ranks if study.mode == "weak" else 1)
+    return case.batch_size * (ranks if mode == "weak" else 1)
 
 
 def environment(study: Study, point: Point, records: str) -> dict[str, str]:

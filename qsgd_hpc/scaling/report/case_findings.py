@@ -123,7 +123,7 @@ class CaseFindings:
     Attributes:
         headline: one sentence without full stop.
         lead: the sentences under it.
-        tiles: two to six numbers of the largest size.
+        tiles: one to six numbers of the largest size.
         advice: whether to compress, with the numbers; empty if nothing was compressed.
         coded: the coding error and the gradients sent as float32; empty if nothing was compressed.
     """
@@ -252,7 +252,9 @@ def _scaling_headline(shown: _Shown, where: str) -> str:
     verb = "trains" if best["nodes"] == 1 else "train"
     if best["ranks"] == shown.analysis.reference[0]:
         speed = units.rate(best["throughput"], shown.analysis.unit)
-        return f"{where.capitalize()} {verb} at {speed}"
+        name = units.bits_name(best["bits"])
+        with_bits = "" if best["ranks"] == 1 else f" with {name}"
+        return f"{where.capitalize()} {verb} at {speed}{with_bits}"
     reference = reference_name(shown.analysis)
     start = f"With {units.bits_name(best['bits'])}, {where}"
     low, high = best["speedup_lo"], best["speedup_hi"]
@@ -301,12 +303,13 @@ def _tiles(shown: _Shown) -> Iterator[Tile]:
     name = units.bits_name(row["bits"])
     where = f"{units.nodes_name(row['nodes'])}, {name}"
     yield Tile("Throughput", units.speed(row["throughput"]), f"{analysis.unit}/s", where)
-    yield Tile(
-        "Efficiency",
-        units.percent(row["efficiency"]),
-        "of ideal",
-        f"{name}, {units.times(row['speedup'])} over {reference_name(analysis)}",
-    )
+    if row["ranks"] > analysis.reference[0]:
+        yield Tile(
+            "Efficiency",
+            units.percent(row["efficiency"]),
+            "of ideal",
+            f"{name}, {units.times(row['speedup'])} over {reference_name(analysis)}",
+        )
     if row["exposed_share"] is not None:
         share = units.percent(row["exposed_share"])
         yield Tile("Exposed communication", share, "of a step", f"{name}{_against(shown)}")

@@ -9,7 +9,7 @@ from qsgd_hpc.launch.cluster.network import SHORT, bits_per_s
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.quality import ACCURACY
 from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis
-from qsgd_hpc.scaling.analysis.stats import BOOTSTRAP_FROM, proportion_bound
+from qsgd_hpc.scaling.analysis.stats import ORDERED_FROM, proportion_bound
 from qsgd_hpc.scaling.analysis.verdicts import Row
 
 __all__ = ["Machine", "cautions"]
@@ -86,9 +86,9 @@ def _noise(rows: list[_Place]) -> Iterator[str]:
     case, wide = max(rows, key=lambda pair: _width(pair[1]))
     method = (
         f"Student's t of {units.count(fewest, 'repeat')}, wide because of the few repeats; "
-        f"{BOOTSTRAP_FROM} or more narrow it"
-        if fewest < BOOTSTRAP_FROM
-        else f"a bootstrap of {fewest} or more repeats"
+        f"{ORDERED_FROM} or more narrow it"
+        if fewest < ORDERED_FROM
+        else f"bounded by two of {fewest} or more repeats"
     )
     yield (
         f"Noise: Values are medians with 95% intervals ({method}). The widest interval of a "

@@ -16,6 +16,7 @@ from qsgd_hpc.scaling.analysis.verdicts import (
     compare_rows,
 )
 from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.define.plan import global_batch
 from qsgd_hpc.scaling.report.cells import place
 
 if TYPE_CHECKING:
@@ -156,9 +157,9 @@ def _note(comparison: Comparison) -> str:
 
 
 def _rows(report: Report) -> dict[tuple[Case, int, int, int], tuple[CaseAnalysis, Row]]:
-    weak = report.study.mode == "weak"
+    mode = report.study.mode
     return {
-        (case.case, ranks, row["bits"], case.case.batch_size * (ranks if weak else 1)): (case, row)
+        (case.case, ranks, row["bits"], global_batch(mode, case.case, ranks)): (case, row)
         for case in report.analysis.cases
         for row in case.rows()
         for ranks in [row["ranks"]]

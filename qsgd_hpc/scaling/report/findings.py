@@ -143,13 +143,14 @@ def _lead(study: Study, analysis: Analysis) -> str:
 def _tiles(analysis: Analysis, gains: list[_Gain]) -> Iterator[Tile]:
     yield Tile("Cases", str(len(analysis.cases)), "", _units(analysis))
     rows = [(case, row) for case in analysis.cases for row in largest_rows(case)]
-    case, row = max(rows, key=lambda pair: pair[1]["efficiency"])
-    yield Tile(
-        "Highest efficiency",
-        units.percent(row["efficiency"]),
-        "of ideal",
-        f"{case.case.label}, {units.nodes_name(row['nodes'])}, {units.bits_name(row['bits'])}",
-    )
+    if grown := [(case, row) for case, row in rows if row["ranks"] > case.reference[0]]:
+        case, row = max(grown, key=lambda pair: pair[1]["efficiency"])
+        yield Tile(
+            "Highest efficiency",
+            units.percent(row["efficiency"]),
+            "of ideal",
+            f"{case.case.label}, {units.nodes_name(row['nodes'])}, {units.bits_name(row['bits'])}",
+        )
     if gains:
         for label, gain in (
             ("Highest speed", max(gains, key=lambda g: g.ratio)),

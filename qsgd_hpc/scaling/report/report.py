@@ -27,6 +27,8 @@ from qsgd_hpc.scaling.store.folder import StudyFolder, writing
 
 __all__ = ["Report", "load", "results", "write"]
 
+# Unmeasured points to name; `qsgd-hpc scale --dry-run` lists all.
+FEW = 3
 COUNTS = ("wire_bytes_total", "steps", "global_batch_size")
 
 
@@ -135,8 +137,13 @@ def _incidents(study: Study, attempts: list[Attempt], torn: list[int]) -> tuple[
         for a in attempts
         if a.fault is not None
     ]
-    if missing := [p.key for p in plan(study) if p.key not in done]:
-        incidents.append(f"Not measured yet: {', '.join(missing)}.")
+    points = plan(study)
+    if missing := [p for p in points if p.key not in done]:
+        first = "; ".join(p.name(len(study.cases) > 1) for p in missing[:FEW])
+        more = f"; and {len(missing) - FEW} more" if len(missing) > FEW else ""
+        incidents.append(
+            f"Not measured yet: {len(missing)} of {len(points)} points ({first}{more})."
+        )
     if torn:
         lines = ", ".join(map(str, torn))
         incidents.append(

@@ -138,7 +138,7 @@ def collect(
         records=records,
         torn_lines=torn,
         provenance=provenance,
-        global_batch=global_batch(study, point),
+        global_batch=global_batch(study.mode, point.case, point.ranks),
     )
 
 

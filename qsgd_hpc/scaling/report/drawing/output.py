@@ -159,7 +159,9 @@ def write_sheet(case: CaseAnalysis, title: str, subtitle: str, stem: Path) -> No
         places = [grid[:, 0], *(grid[i, 1] for i in range(len(others)))]
         for panel, place in zip([first, *others], places, strict=True):
             _draw_titled(panel, figure.add_subplot(place))
-        figure.text(0.025, 0.935, title, fontsize=15, fontweight="bold", va="center")
+        heading = figure.text(0.025, 0.935, title, fontsize=15, fontweight="bold", va="center")
+        share = heading.get_window_extent().width / figure.bbox.width
+        heading.set_fontsize(15 * min(1.0, 0.93 / share))
         figure.text(0.025, 0.883, subtitle, color=QUIET, va="center")
         _save_sheet(figure, stem)
 

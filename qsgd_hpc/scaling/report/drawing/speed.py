@@ -124,9 +124,10 @@ def _speedup(axes: Any, case: CaseAnalysis) -> None:
     count = 60
     grid = [nodes[0] * (far / nodes[0]) ** (i / count) for i in range(count + 1)]
     curves = [(fit, _law(fit, case, rows)) for fit in best_fits(case)]
-    top = max([highest, *(law(n * per_node) for _, law in curves for n in grid)])
+    drawn = [law(n * per_node) for _, law in curves for n in grid]
+    top = max([highest, *drawn])
     nodes_axis(axes, {**ranks, far: int(far * per_node)}, log=log)
-    value_axis(axes, min(lowest, 1.0), top, log=log)
+    value_axis(axes, min([lowest, 1.0, *drawn]), top, log=log)
     base = case.reference[0]
     ideal = [r for n in grid if (r := n * per_node / base) <= top]
     axes.plot(grid[: len(ideal)], ideal, color=QUIET, lw=1, dashes=(4, 3), zorder=1)
