@@ -30,11 +30,14 @@ void note_rows(const RankSet& ranks, const RankSet& all, const Submission& submi
   }
 }
 
-// Zeros do not change a sum; for other operations, a joined rank has no defined input.
+// Zeros change neither a sum nor a maximum of unsigned numbers, such as the sum of booleans. For
+// other operations, a joined rank has no defined input.
 bool can_run_without_joined(const Operation& o) {
-  return o.kind == OpKind::kJoin ||
-         (o.kind == OpKind::kAllreduce &&
-          (o.args.op <= ReduceOp::kAverage || o.args.op == ReduceOp::kAdasum));
+  if (o.kind == OpKind::kJoin) return true;
+  const ReduceOp op = o.args.op;
+  const bool keeps = op == ReduceOp::kMax && o.args.dtype == DType::kUint8;
+  return o.kind == OpKind::kAllreduce &&
+         (op <= ReduceOp::kAverage || op == ReduceOp::kAdasum || keeps);
 }
 
 // Formats which ranks wait for which operations.

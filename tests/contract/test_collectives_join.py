@@ -22,6 +22,15 @@ def test_joined_ranks_add_zeros_that_count_in_averages(framework, hvd, op):
     assert framework.array(hvd.allreduce(of(framework, 1.0), op=hvd.Sum))[0] == hvd.size()
 
 
+def test_booleans_are_added_without_a_joined_rank(framework, hvd):
+    if hvd.rank() > 0 or hvd.size() == 1:
+        for value in (True, False):
+            flags = framework.tensor(np.full(3, value), "bool")
+            total = hvd.allreduce(flags, name=f"flags.{value}", op=hvd.Sum)
+            assert framework.array(total).tolist() == [value] * 3
+    assert hvd.join() >= 0
+
+
 def test_nothing_but_allreduce_goes_on_without_a_joined_rank(framework, hvd):
     if hvd.size() == 1:
         pytest.skip("one rank is not missed")
