@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import json
@@ -20,6 +21,8 @@ import pytest
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs import JobRequest, JobState, local_runner
+from qsgd_hpc.jobs.model import Job, Progress
 from qsgd_hpc.jobs.processes import identity
 from qsgd_hpc.jobs.records import registry
 from tests.processes import until
@@ -233,6 +236,25 @@ def test_a_job_whose_owner_was_killed_is_lost_and_can_be_cleaned_up(place: Path)
         jobs.resubmit(job["id"])
     jobs.cancel(job["id"])
     assert identity(script_pid) is None
+
+
+def test_an_end_on_a_full_disk_is_recorded_when_there_is_space(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = registry.create(JobRequest(Path("train.py"), site="local"), "local", lambda _: "")
+    save, tries = registry.save, itertools.count()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def freed(job: Job, progress: Progress) -> Job:
+        return save(job, progress) if next(tries) else full()
+
+    monkeypatch.setattr(local_runner, "FULL_DISK_PAUSE_S", 0)
+    monkeypatch.setattr(registry, "save", freed)
+    monkeypatch.setattr("builtins.print", full)  # to runner.log, in the same folder
+    local_runner._record_end(job, Progress(JobState.COMPLETED, exit_code=0))
+    assert registry.load(job.id).state is JobState.COMPLETED
 
 
 def test_a_number_that_another_process_got_is_not_the_owner(place: Path) -> None:
