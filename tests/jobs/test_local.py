@@ -303,6 +303,16 @@ def test_dry_run_prints_the_script_and_notes_on_stderr(place: Path) -> None:
     assert registry.ids() == []
 
 
+def test_pinning_and_resubmission_print_the_notes_of_a_submission(place: Path) -> None:
+    (place / "train.py").write_text("raise SystemExit(1)")
+    flags = ["--site", "polaris", "--account", "p", "--nodes", "8", "--dry-run"]
+    assert "note: limits" in cli("submit", *flags, "--verify-pinning", "train.py").stderr
+    noted = "note: --queue debug has no effect"
+    assert noted in cli("submit", "--queue", "debug", "train.py").stderr
+    cli("wait", "local-1", code=1)
+    assert noted in cli("resubmit", "local-1").stderr
+
+
 @pytest.mark.full
 def test_unknown_job_suggests_the_nearest(place: Path) -> None:
     submit(place, "")
