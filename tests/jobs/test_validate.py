@@ -270,6 +270,12 @@ def test_ranks_follow_the_gpus_of_the_queue() -> None:
     assert "4 GPUs, one for each rank" in faults("stampede3", queue="h100", ranks_per_node=5)
 
 
+def test_ranks_share_gpus_if_each_sees_one() -> None:
+    fields: dict[str, Any] = {"account": "p", "ranks_per_node": 8}
+    assert "or add --gpu-view one" in faults("polaris", **fields)
+    assert faults("polaris", **fields, gpu_view="one") == ""
+
+
 def test_array_on_a_throttled_queue_must_say_how_many_run_at_once() -> None:
     fields: dict[str, Any] = {
         "nodes": 10, "queue": "prod", "account": "p", "array": {"lr": ("1", "2")}

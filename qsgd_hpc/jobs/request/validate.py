@@ -191,12 +191,17 @@ def _array_and_chain(request: JobRequest, site: Site) -> Iterator[str]:
 def _gpus(request: JobRequest, site: Site) -> Iterator[str]:
     own = site.at(request.queue)
     where = f"of {site.name}" + ("" if own is site else f" in {site.queue_kind} {request.queue}")
-    if own.gpus and (request.ranks_per_node or 0) > own.gpus:
-        yield (
-            f"--ranks-per-node {request.ranks_per_node}: a node {where} has {own.gpus} "
-            f"GPUs, one for each rank. Use --ranks-per-node {own.gpus} or fewer."
-        )
     view = request.gpu_view
+    can_share = own.gpu is not None and own.gpu.bound_by != "launcher"
+    if 0 < own.gpus < (request.ranks_per_node or 0) and not (can_share and view == "one"):
+        share = (
+            "; or add --gpu-view one, so that ranks share GPUs (faster with NVIDIA's MPS, which "
+            "your job starts)"
+        )
+        yield (
+            f"--ranks-per-node {request.ranks_per_node}: a node {where} has {own.gpus} GPUs, one "
+            f"for each rank. Use --ranks-per-node {own.gpus} or fewer{share if can_share else ''}."
+        )
     if view is None:
         return
     if view not in ("all", "one"):
