@@ -386,6 +386,12 @@ def test_limits_are_notes_and_no_faults() -> None:
     assert "limits of polaris: 10 jobs running per project, 100 jobs queued per project." in text
 
 
+def test_setup_that_runs_before_a_conda_environment_is_noted() -> None:
+    text = notes("perlmutter", conda="mine")
+    assert "before `conda activate mine`, the job runs the setup of perlmutter: module load" in text
+    assert "conda activate" not in notes("perlmutter") + notes("slurm", conda="mine")
+
+
 def test_guessed_and_retired_sites_say_so() -> None:
     assert "the generic profile for slurm" in notes("slurm")
     assert "was retired" in notes("stampede2-knl")

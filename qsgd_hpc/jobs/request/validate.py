@@ -245,6 +245,12 @@ def site_notes(request: JobRequest, site: Site) -> Iterator[str]:
     if request.filesystems and site.scheduler in ("local", "lsf"):
         named = ",".join(request.filesystems)
         yield f"--filesystems {named} has no effect: {site.scheduler} has no such request."
+    if request.conda and site.setup:
+        yield (
+            f"before `conda activate {request.conda}`, the job runs the setup of {site.name}: "
+            f"{'; '.join(site.setup)}. If the environment does not need it, override setup in "
+            f"sites/{site.name}.yaml in QSGD_HOME (`qsgd-hpc sites show {site.name}`)."
+        )
     queue = site.queues.get(request.queue or "")
     if queue is not None and (said := remark(queue)):
         yield f"{site.queue_kind} {queue.name}: {said}."
