@@ -24,6 +24,7 @@ from qsgd_hpc.jobs.records.endings import (
 __all__ = [
     "end_of",
     "last_event_at",
+    "or_stopped",
     "read_events",
     "task_counts",
     "task_progress",
@@ -69,9 +70,7 @@ def with_own_record(job: Job, progress: Progress) -> Progress:
     scheduler does not know: times, parts of a chain that had nothing to do, the end of a job that
     the scheduler has deleted, and failures that it reports as successes.
     """
-    if progress.state is JobState.FAILED and progress.exit_code == EXIT_RESUBMIT:
-        # The script requested it; every scheduler reports a failure.
-        progress = dataclasses.replace(progress, state=JobState.STOPPED)
+    progress = or_stopped(progress)
     if job.scheduler == "local":
         return progress
     if job.request.array:
@@ -92,6 +91,13 @@ def with_own_record(job: Job, progress: Progress) -> Progress:
         return dataclasses.replace(progress, why=why)
     progress = _corrected(progress, at["end"]) if "end" in at else progress
     return _with_failed_rank(job, _with_lost_node(job, progress, at), at)
+
+
+def or_stopped(progress: Progress) -> Progress:
+    """Return STOPPED for the exit code by which a script asks for it; schedulers report FAILED."""
+    if progress.state is JobState.FAILED and progress.exit_code == EXIT_RESUBMIT:
+        return dataclasses.replace(progress, state=JobState.STOPPED)
+    return progress
 
 
 def _is_end_of_earlier_run(progress: Progress, at: Mapping[str, dict[str, Any]]) -> bool:
