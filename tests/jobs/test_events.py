@@ -179,6 +179,11 @@ def test_the_end_of_an_earlier_run_does_not_end_a_job_that_runs_again(tmp_path: 
     assert (found.state, found.restarts) == (JobState.COMPLETED, 1)
 
 
+def test_a_requeued_job_has_not_started(tmp_path: Path) -> None:
+    found = with_own_record(job(tmp_path, START), Progress(JobState.QUEUED))
+    assert (found.state, found.started_at) == (JobState.QUEUED, None)
+
+
 @pytest.mark.parametrize(
     ("events", "ended_at"),
     [((START,), 97.0), ((START, ended(2)), 97.0), ((START, ended(2)), -900.0)],

@@ -82,9 +82,10 @@ def with_own_record(job: Job, progress: Progress) -> Progress:
     started_at = at.get("start", {}).get("at")
     if _is_end_of_earlier_run(progress, at):
         return job.progress  # the scheduler has restarted the job since
+    waiting = progress.state is JobState.QUEUED  # again, after an earlier run
     progress = dataclasses.replace(
         progress,
-        started_at=progress.started_at or started_at,
+        started_at=progress.started_at or (None if waiting else started_at),
         restarts=max(progress.restarts, len(runs) - 1),
     )
     if why := why_not_run(job, progress.state, at):
