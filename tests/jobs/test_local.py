@@ -14,7 +14,7 @@ import tempfile
 import termios
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -244,7 +244,7 @@ def test_an_end_on_a_full_disk_is_recorded_when_there_is_space(
     job = registry.create(JobRequest(Path("train.py"), site="local"), "local", lambda _: "")
     save, tries = registry.save, itertools.count()
 
-    def full(*_: object, **__: object) -> None:
+    def full(*_: object, **__: object) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def freed(job: Job, progress: Progress) -> Job:
