@@ -12,6 +12,7 @@ kernel releases when its holder dies.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -121,7 +122,8 @@ def _record_end(job: Job, progress: Progress) -> None:
             registry.save(job, progress)
             return
         except OSError as error:
-            print(f"cannot record the end of {job.id}: {error}", flush=True)
+            with contextlib.suppress(OSError):  # runner.log is on the same disk
+                print(f"cannot record the end of {job.id}: {error}", flush=True)
             time.sleep(FULL_DISK_PAUSE_S)
 
 

@@ -97,7 +97,13 @@ def _submit_part(
     return _submit_once(request, site, previous=previous)
 
 
-def resubmit(job_id: str, changes: Mapping[str, Any] | None = None, *, force: bool = False) -> Job:
+def resubmit(
+    job_id: str,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    force: bool = False,
+    tell: Callable[[str], object] = lambda _note: None,
+) -> Job:
     """Submit a job again after it has ended; its script resumes from the last checkpoint.
 
     Nodes whose failure ended the job are excluded if the scheduler supports it.
@@ -107,6 +113,7 @@ def resubmit(job_id: str, changes: Mapping[str, Any] | None = None, *, force: bo
         changes: changed fields of :class:`JobRequest`, such as ``walltime_min``.
         force: submit even if the job is complete, its script still runs, or another one
             continues it.
+        tell: called with each note about the site.
 
     Raises:
         UsageError: there is no such job, there is nothing to continue, or the changed request is
@@ -124,6 +131,8 @@ def resubmit(job_id: str, changes: Mapping[str, Any] | None = None, *, force: bo
         fresh["stop_before_min"] = None  # not chosen by the user: that of the new walltime
     request = dataclasses.replace(job.request, **{**fresh, **(changes or {})})
     filled, site = prepare(request, dry_run=False)
+    for note in site_notes(filled, site):
+        tell(note)
     with _interrupts_deferred() as submitted:
         submitted.append(_submit_once(filled, site, resumes=job)[0])
     return submitted[0]

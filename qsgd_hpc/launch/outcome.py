@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ _CRASHES = frozenset(
     {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 )
 _CRASH_REPORT_S = 1.0
+# In a RankFailedError of the other ranks. The rank that it names waits for them before it exits, so
+# its end is reported after theirs.
+_LEFT = re.compile(rb"\brank (\d+) left the job \(")
 
 
 @dataclass
@@ -40,8 +44,14 @@ class Ledger:
     ends: list[Ended] = field(default_factory=list)
     overdue: tuple[int, ...] = ()  # still running at the end of the grace period
     first_failure: Ended | None = None
-    """The first failure, or a crash that was reported shortly after it; None: no failure."""
+    """The first failure, or its cause if that is reported later; None: no failure."""
     _failed_at_s: float = 0.0
+    _left: int | None = None  # the rank that others name as the first to leave
+
+    def note(self, stderr: bytes) -> None:
+        """Note the rank that another one's error names as the first to leave the job."""
+        if named := _LEFT.search(stderr):
+            self._left = int(named[1])
 
     def record(self, end: Ended, now_s: float) -> None:
         """Record the end of a rank."""
@@ -51,6 +61,10 @@ class Ledger:
         first = self.first_failure
         if first is None:
             self.first_failure, self._failed_at_s = end, now_s
+        elif end.rank == self._left:
+            self.first_failure = end
+        elif first.rank == self._left:
+            return
         elif now_s < self._failed_at_s + _CRASH_REPORT_S and _crashed(end) > _crashed(first):
             self.first_failure = end
 

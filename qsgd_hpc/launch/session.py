@@ -209,6 +209,8 @@ class Session:
             if isinstance(event, Output):
                 self.sinks[event.is_stderr].write(event.rank, event.data)
                 self._copy(event)
+                if event.is_stderr:
+                    self.ledger.note(event.data)
             elif isinstance(event, Started):
                 self.ledger.started[event.rank] = event
             elif isinstance(event, Ended):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState, Progress
-from qsgd_hpc.jobs.records.endings import NO_MEMORY
+from qsgd_hpc.jobs.records.endings import NO_MEMORY, exit_words
 from qsgd_hpc.jobs.records.events import read_events, with_own_record
 
 START = {"at": 100, "event": "start", "host": "nid1"}
@@ -149,6 +149,26 @@ def test_a_node_of_pbs_that_died_is_read_from_the_output(tmp_path: Path, loss: s
     assert not lost or found.why == "node x3002 failed"
 
 
+@pytest.mark.parametrize(
+    ("first", "code", "why"),
+    [
+        ("Exited with exit code 3", 3, "rank 1 on nid1 ended with exit code 3; see the log"),
+        ("Terminated", 143, "ended by SIGTERM"),
+    ],
+)
+def test_a_rank_for_which_srun_ended_the_others_is_read_from_the_output(
+    tmp_path: Path, first: str, code: int, why: str
+) -> None:
+    lost = job(tmp_path, START, ended(143))
+    lost.log_path.write_text(
+        f"1: ValueError: bad data\nsrun: error: nid1: task 1: {first}\n"
+        "srun: launch/slurm: _step_signal: Terminating StepId=1.0\n"
+        "srun: error: nid1: task 0: Terminated\nsrun: error: nid2: tasks 2-3: Terminated\n"
+    )
+    found = with_own_record(lost, Progress(JobState.FAILED, 15, exit_words(15)))
+    assert (found.state, found.exit_code, found.why) == (JobState.FAILED, code, why)
+
+
 def test_the_end_of_an_earlier_run_does_not_end_a_job_that_runs_again(tmp_path: Path) -> None:
     again = {**START, "at": 300}
     old = Progress(JobState.FAILED, 85, ended_at=200.0)
@@ -157,6 +177,11 @@ def test_the_end_of_an_earlier_run_does_not_end_a_job_that_runs_again(tmp_path: 
     new = Progress(JobState.COMPLETED, 0, ended_at=310.0)
     found = with_own_record(job(tmp_path, START, {"at": 200, "event": "requeue"}, again), new)
     assert (found.state, found.restarts) == (JobState.COMPLETED, 1)
+
+
+def test_a_requeued_job_has_not_started(tmp_path: Path) -> None:
+    found = with_own_record(job(tmp_path, START), Progress(JobState.QUEUED))
+    assert (found.state, found.started_at) == (JobState.QUEUED, None)
 
 
 @pytest.mark.parametrize(

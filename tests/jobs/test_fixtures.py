@@ -91,8 +91,8 @@ SQUEUE_JSON = (
 )
 SACCT = {
     "sacct_array": tuple(Says(f"11_{i}", DONE, exit_code=0) for i in range(3)),
-    "sacct_cancelled_queued": (Says("13", S.CANCELLED, "CANCELLED by 0"),),
-    "sacct_cancelled_running": (Says("5", S.CANCELLED, "CANCELLED by 0"),),
+    "sacct_cancelled_queued": (Says("13", S.CANCELLED, "by user 0"),),
+    "sacct_cancelled_running": (Says("5", S.CANCELLED, "by user 0"),),
     "sacct_dep": (Says("8", QUEUED, "waits for other jobs to end (Dependency)"),),
     "sacct_depkilled": (Says("9", S.CANCELLED, "a job that it waited for did not complete"),),
     "sacct_failed": (Says("6", S.FAILED, "exit code 3", 3),),

@@ -222,6 +222,13 @@ def test_an_array_that_is_asked_to_stop_starts_no_other_task_and_continues_from_
     assert again.task_log_path(0).read_text() == "ran\n"
 
 
+@pytest.mark.parametrize(("codes", "state"), [("3 85", "FAILED"), ("85 0", "STOPPED")])
+def test_an_array_with_a_stopped_task_hides_no_failure(place: Path, codes: str, state: str) -> None:
+    script = write(place, "import sys; sys.exit(int(sys.argv[-1]))")
+    job = jobs.submit(jobs.JobRequest(script, array={"code": tuple(codes.split())}))
+    assert states(job.id) == [state]
+
+
 def test_an_array_that_a_task_of_another_one_submits_runs_as_a_whole(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import json
@@ -13,13 +14,15 @@ import tempfile
 import termios
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs import JobRequest, JobState, local_runner
+from qsgd_hpc.jobs.model import Job, Progress
 from qsgd_hpc.jobs.processes import identity
 from qsgd_hpc.jobs.records import registry
 from tests.processes import until
@@ -235,6 +238,25 @@ def test_a_job_whose_owner_was_killed_is_lost_and_can_be_cleaned_up(place: Path)
     assert identity(script_pid) is None
 
 
+def test_an_end_on_a_full_disk_is_recorded_when_there_is_space(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = registry.create(JobRequest(Path("train.py"), site="local"), "local", lambda _: "")
+    save, tries = registry.save, itertools.count()
+
+    def full(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def freed(job: Job, progress: Progress) -> Job:
+        return save(job, progress) if next(tries) else full()
+
+    monkeypatch.setattr(local_runner, "FULL_DISK_PAUSE_S", 0)
+    monkeypatch.setattr(registry, "save", freed)
+    monkeypatch.setattr("builtins.print", full)  # to runner.log, in the same folder
+    local_runner._record_end(job, Progress(JobState.COMPLETED, exit_code=0))
+    assert registry.load(job.id).state is JobState.COMPLETED
+
+
 def test_a_number_that_another_process_got_is_not_the_owner(place: Path) -> None:
     job = submit(place, "import time; time.sleep(300)")
     until(lambda: jobs.get(job["id"]).progress.pid)
@@ -279,6 +301,16 @@ def test_dry_run_prints_the_script_and_notes_on_stderr(place: Path) -> None:
     assert shown.stdout.startswith("#!/bin/bash -l\n#PBS -N train\n#PBS -A p\n")
     assert all(line.startswith("note: ") for line in shown.stderr.splitlines())
     assert registry.ids() == []
+
+
+def test_pinning_and_resubmission_print_the_notes_of_a_submission(place: Path) -> None:
+    (place / "train.py").write_text("raise SystemExit(1)")
+    flags = ["--site", "polaris", "--account", "p", "--nodes", "8", "--dry-run"]
+    assert "note: limits" in cli("submit", *flags, "--verify-pinning", "train.py").stderr
+    noted = "note: --queue debug has no effect"
+    assert noted in cli("submit", "--queue", "debug", "train.py").stderr
+    cli("wait", "local-1", code=1)
+    assert noted in cli("resubmit", "local-1").stderr
 
 
 @pytest.mark.full

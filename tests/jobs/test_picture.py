@@ -382,4 +382,4 @@ def test_the_users_own_gpus_are_planned_and_judged() -> None:
 
 def test_the_wrappers_lists_are_the_plan() -> None:
     site = dataclasses.replace(FOUR_GPUS, cpu=Cpu(("0-3", "8-11"), "wrapper"))
-    assert [cpu_list(seat.cpus) for seat in planned(site).seats] == ["0-3", "8-11"] * 2
+    assert [cpu_list(seat.cpus) for seat in planned(site).seats] == ["0-3", "0-3", "8-11", "8-11"]

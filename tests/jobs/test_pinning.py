@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.model import JobRequest
+from qsgd_hpc.jobs.placement import seats
 from qsgd_hpc.jobs.request.validate import fill
-from qsgd_hpc.jobs.script.render import render_wrapper
+from qsgd_hpc.jobs.script.render import by_rank, render_wrapper
 from qsgd_hpc.jobs.sites.profile import Cpu, Gpu, Nic, Site
 from qsgd_hpc.launch.place import LAUNCHERS
 from tests.jobs.pinning_sites import EIGHT_GCDS, FOUR_GPUS, SITES, TWELVE_TILES
@@ -159,6 +160,15 @@ def test_the_requests_view_overrides_the_profiles(view: str, value: str) -> None
     assert seen(text, PALS_LOCAL_RANKID="1")[1]["CUDA_VISIBLE_DEVICES"] == value
 
 
+def test_neighbouring_ranks_share_a_gpu_if_there_are_more_ranks_than_gpus() -> None:
+    text = wrapper(FOUR_GPUS, gpu_view="one", ranks_per_node=8)
+    given_ = [seen(text, PALS_LOCAL_RANKID=str(rank))[1] for rank in range(8)]
+    shown = [environ["CUDA_VISIBLE_DEVICES"] for environ in given_]
+    assert shown == ["3", "3", "2", "2", "1", "1", "0", "0"]
+    request = JobRequest(Path("t.py"), gpu_view="one", ranks_per_node=8)
+    assert [seat.gpu for seat in seats.expected(FOUR_GPUS, request).seats] == shown
+
+
 def test_what_the_launcher_binds_is_left_alone() -> None:
     _, environ = seen(wrapper(EIGHT_GCDS), SLURM_LOCALID="3", ROCR_VISIBLE_DEVICES="7")
     assert environ["ROCR_VISIBLE_DEVICES"] == "7"
@@ -234,7 +244,7 @@ WHERE = "import os; print(sorted(os.sched_getaffinity(0)))"
 @pytest.mark.parametrize("local_rank", [0, 1, 3])
 def test_cores_are_really_bound(local_rank: int) -> None:
     done = run(wrapper(BINDING), sys.executable, "-ISc", WHERE, PALS_LOCAL_RANKID=str(local_rank))
-    own = BINDING.cpu.lists[local_rank % len(BINDING.cpu.lists)]
+    own = by_rank(BINDING.cpu.lists, 4)[local_rank]
     assert (done.stdout.decode(), done.stderr) == (f"[{own}]\n", b"")
 
 

@@ -168,6 +168,15 @@ def test_an_array_lasts_from_its_first_start_to_its_last_end() -> None:
     assert aggregate({0: ENDED["COMPLETED"], 1: ENDED["RUNNING"]}).ended_at is None
 
 
+def test_an_array_counts_tasks_that_stopped_and_hides_no_failure_behind_them() -> None:
+    tasks = {0: Progress(S.FAILED, 85), 1: Progress(S.FAILED, 1)}
+    whole = aggregate(tasks)
+    assert (whole.state, whole.exit_code) == (S.FAILED, 1)
+    assert whole.tasks == {"FAILED": 1, "STOPPED": 1}
+    whole = aggregate({0: tasks[0], 1: Progress(S.COMPLETED, 0)})
+    assert (whole.state, whole.exit_code) == (S.STOPPED, 85)
+
+
 def test_a_task_whose_end_pbs_did_not_keep_went_as_the_array() -> None:
     def whole(exit_status: int) -> Progress | None:
         jobs = {

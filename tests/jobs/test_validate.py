@@ -270,6 +270,12 @@ def test_ranks_follow_the_gpus_of_the_queue() -> None:
     assert "4 GPUs, one for each rank" in faults("stampede3", queue="h100", ranks_per_node=5)
 
 
+def test_ranks_share_gpus_if_each_sees_one() -> None:
+    fields: dict[str, Any] = {"account": "p", "ranks_per_node": 8}
+    assert "or add --gpu-view one" in faults("polaris", **fields)
+    assert faults("polaris", **fields, gpu_view="one") == ""
+
+
 def test_array_on_a_throttled_queue_must_say_how_many_run_at_once() -> None:
     fields: dict[str, Any] = {
         "nodes": 10, "queue": "prod", "account": "p", "array": {"lr": ("1", "2")}
@@ -378,6 +384,12 @@ def test_limits_are_notes_and_no_faults() -> None:
     text = notes("polaris", nodes=4, walltime_min=600)
     assert "queue capacity: two jobs per user, one job running per user." in text
     assert "limits of polaris: 10 jobs running per project, 100 jobs queued per project." in text
+
+
+def test_setup_that_runs_before_a_conda_environment_is_noted() -> None:
+    text = notes("perlmutter", conda="mine")
+    assert "before `conda activate mine`, the job runs the setup of perlmutter: module load" in text
+    assert "conda activate" not in notes("perlmutter") + notes("slurm", conda="mine")
 
 
 def test_guessed_and_retired_sites_say_so() -> None:

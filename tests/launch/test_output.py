@@ -134,6 +134,23 @@ def test_a_crash_heard_right_after_a_failure_is_its_cause(late_s: float, named: 
     assert text.startswith(f"rank {named} on host nid{named}")
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [((Ended(2, 1),), (Ended(1, 3), Ended(0, -11))), ((), (Ended(1, 3),))]
+)
+def test_the_rank_that_others_name_as_the_first_to_leave_is_the_cause(
+    before: tuple[Ended, ...], after: tuple[Ended, ...]
+) -> None:
+    """Rank 1 called sys.exit(3), and waited for the others before it exited."""
+    ledger = _ledger(*before)
+    ledger.note(b"RankFailedError: rank 1 left the job (its script ended) without")
+    for end in after:
+        ledger.record(end, now_s=30.0)
+    text = explain(ledger, 0, 25)
+    assert text is not None
+    assert text.startswith("rank 1 on host nid1 (pid 101) exited with code 3")
+    assert ledger.exit_code(0) == 3
+
+
 def test_ranks_that_outlive_their_grace_are_named() -> None:
     ledger = _ledger(Ended(1, 3))
     ledger.overdue = (0, 2, 3)

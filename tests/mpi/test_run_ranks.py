@@ -141,6 +141,19 @@ def test_the_first_exit_code_and_its_rank_are_reported(shell: Shell) -> None:
     assert "exited with code 3; ranks 0, 2 ended after it" in line
 
 
+@pytest.mark.one_mpi
+def test_a_rank_that_calls_exit_is_named_before_those_that_it_leaves(shell: Shell) -> None:
+    script = shell.script(
+        "import sys\nimport numpy as np\nimport qsgd_hpc.arrays as hvd\nhvd.init()\n"
+        "hvd.allreduce(np.ones(8, 'f4'), name='a')\n"
+        "if hvd.rank() == 1: sys.exit(3)\n"
+        "hvd.allreduce(np.ones(8, 'f4'), name='a')\n"
+    )
+    done = shell.run("-np", "3", script)
+    assert done.returncode == 3, done.stderr
+    assert "exited with code 3; ranks 0, 2 ended after it" in done.stderr.splitlines()[-1]
+
+
 def test_a_rank_killed_in_mid_allreduce_is_named_and_the_rest_end_in_time(shell: Shell) -> None:
     script = shell.script(
         "import os, time\nimport numpy as np\nfrom mpi4py import MPI\n"

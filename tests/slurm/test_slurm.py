@@ -81,15 +81,15 @@ from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 torch.set_num_threads(1)
-model = DistributedDataParallel(torch.nn.Linear(10, 1))
+model = DistributedDataParallel(torch.nn.Linear(64, 32))  # large enough to be compressed
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for step in range(3):
     own = torch.Generator().manual_seed(100 * step + dist.get_rank())
     optimizer.zero_grad()
-    model(torch.randn(8, 10, generator=own)).square().mean().backward()
+    model(torch.randn(8, 64, generator=own)).square().mean().backward()
     optimizer.step()
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-print("ddp", *(os.environ[n] for n in names), float(model.module.weight.sum()), flush=True)
+print("ddp", *(os.environ[n] for n in names), model.module.weight.sum().item(), flush=True)
 del model, optimizer
 dist.destroy_process_group()
 """

@@ -24,6 +24,7 @@ from qsgd_hpc.jobs.inside import why_never_ends
 from qsgd_hpc.jobs.model import Job, JobRequest
 from qsgd_hpc.jobs.request.prepare import prepare
 from qsgd_hpc.jobs.request.python_fit import WARNING
+from qsgd_hpc.jobs.request.validate import site_notes
 from qsgd_hpc.launch.options import bits_variables
 
 __all__ = ["resubmit", "submit"]
@@ -114,6 +115,8 @@ def _verified(request: JobRequest, dry_run: bool) -> bool:
 
     console = Console()
     filled, site = prepare(request, dry_run=dry_run)
+    for note in site_notes(filled, site):
+        _note(note)
     if dry_run:
         return pinning_preview(filled, site, console)
     job = submission.submit(pinning_request(request, site))
@@ -148,7 +151,7 @@ def resubmit(job_id: str, force: bool, watch: bool, as_json: bool, **options: An
         changes["exclude"] = tuple(
             dict.fromkeys((*old.request.exclude, *old.progress.bad_nodes, *changes["exclude"]))
         )
-    _show([submission.resubmit(job_id, changes, force=force)], as_json, watch)
+    _show([submission.resubmit(job_id, changes, force=force, tell=_note)], as_json, watch)
 
 
 def _show(jobs: list[Job], as_json: bool, watch: bool, *, is_new: bool = True) -> None:

@@ -105,14 +105,16 @@ def _shared_gpus(node: Node, site: Site) -> Iterator[Fault]:
         if seat.gpu is not None:
             users.setdefault(seat.gpu, []).append(seat.local_rank)
     variable = site.gpu.variable if site.gpu else "the variable that names GPUs"
+    too_many = 0 < site.gpus < len(node.seats)
     for gpu, ranks in users.items():
         if len(ranks) > 1:
             yield Fault(
                 f"{ranks_named(ranks)} share GPU {gpu}",
                 f"Use --ranks-per-node {site.gpus} or fewer."
-                if 0 < site.gpus < len(node.seats)
+                if too_many
                 else f"Do not set {variable} yourself; if you do not, check gpu.order and "
                 "local_rank_variables in the profile.",
+                severe=not too_many,
             )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.script.render import cores_per_rank
+from qsgd_hpc.jobs.script.render import by_rank, cores_per_rank
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.launch.place import GPU_VARIABLES, MARK, cpus_of
 
@@ -136,7 +136,7 @@ def expected(site: Site, request: JobRequest) -> Node:
                 rank=local_rank,
                 local_rank=local_rank,
                 cpus=_cpus(site, request, local_rank, threads),
-                gpu=_turn(_gpus(site, request), local_rank),
+                gpu=_value(_gpus(site, request), request, local_rank),
                 nic=_nic(site, request, local_rank),
                 omp_threads=int(text) if (text := taken.get("OMP_NUM_THREADS", "")).isdigit()
                 else None,
@@ -145,8 +145,8 @@ def expected(site: Site, request: JobRequest) -> Node:
     return Node(site.name, tuple(seats), domains, threads)
 
 
-def _turn(values: tuple[str, ...], local_rank: int) -> str | None:
-    return values[local_rank % len(values)] if values else None
+def _value(values: tuple[str, ...], request: JobRequest, local_rank: int) -> str | None:
+    return by_rank(values, request.ranks_per_node or 1)[local_rank] if values else None
 
 
 def _gpus(site: Site, request: JobRequest) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ def _gpus(site: Site, request: JobRequest) -> tuple[str, ...]:
 def _nic(site: Site, request: JobRequest, local_rank: int) -> str | None:
     if site.nic is None:
         return None
-    return request.env.get(site.nic.variable) or _turn(site.nic.order, local_rank)
+    return request.env.get(site.nic.variable) or _value(site.nic.order, request, local_rank)
 
 
 def _threads(site: Site, domains: tuple[Domain, ...]) -> Threads:
@@ -170,9 +170,9 @@ def _threads(site: Site, domains: tuple[Domain, ...]) -> Threads:
 
 
 def _cpus(site: Site, request: JobRequest, local_rank: int, threads: Threads) -> frozenset[int]:
-    listed = _turn(site.cpu.lists, local_rank)
-    if listed is not None:
-        return cpus_of(listed)
+    listed, ranks = site.cpu.lists, request.ranks_per_node or 1
+    if listed and (ranks <= len(listed) or site.cpu.bound_by == "wrapper"):
+        return cpus_of(by_rank(listed, ranks)[local_rank])
     words = "".join(site.launcher_argv)
     if site.cores is None or not ("{depth}" in words or "{cpus_per_rank}" in words):
         return frozenset()

@@ -1,4 +1,4 @@
-"""Descriptions of how jobs ended, and the failed nodes that PBS reports in a job's output."""
+"""Descriptions of how jobs ended, and the failed nodes and ranks named in a job's output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from pathlib import Path
 
 from qsgd_hpc.errors import EXIT_RESUBMIT
 
-__all__ = ["NOT_MET", "NO_MEMORY", "PREEMPTED", "WALLTIME", "dead_node", "exit_words", "node_words"]
+__all__ = [
+    "NOT_MET",
+    "NO_MEMORY",
+    "PREEMPTED",
+    "WALLTIME",
+    "dead_node",
+    "exit_words",
+    "first_failed_rank",
+    "node_words",
+]
 
 NOT_MET = "a job that it waited for did not complete"
 NO_MEMORY = (
@@ -48,14 +57,31 @@ _DEAD = re.compile(
     r"=>> PBS: job killed: node \d+ \(([^()\s]+)\) requested job (?:die|terminate)\b"
     r"(?!.{0,40}?code 1000\b)"
 )
+# srun ends the others when one rank has failed (--kill-on-bad-exit), and reports each end.
+_BY_SRUN = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+?)\s*$", re.MULTILINE)
+_EXITED = re.compile(r"Exited with exit code (\d+)")
 
 
 def dead_node(log: Path) -> str | None:
     """Return the failed node that PBS reports at the end of a job's output, or None."""
+    found = _DEAD.findall(_tail(log))
+    return found[-1] if found else None
+
+
+def first_failed_rank(log: Path) -> tuple[int, str] | None:
+    """Return exit code and cause of the first failure that srun reports, unless by a signal."""
+    first = _BY_SRUN.search(_tail(log))
+    code = first and _EXITED.fullmatch(first[3])
+    if not first or not code:
+        return None
+    ranks = f"rank{'' if first[2].isdigit() else 's'} {first[2]}"
+    return int(code[1]), f"{ranks} on {first[1]} ended with exit code {code[1]}; see the log"
+
+
+def _tail(log: Path) -> str:
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
-            found = _DEAD.findall(stream.read().decode("utf-8", "replace"))
+            return stream.read().decode("utf-8", "replace")
     except OSError:
-        return None
-    return found[-1] if found else None
+        return ""

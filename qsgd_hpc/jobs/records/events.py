@@ -12,11 +12,19 @@ from typing import Any
 
 from qsgd_hpc.errors import EXIT_RESUBMIT
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.endings import NO_MEMORY, PREEMPTED, dead_node, exit_words, node_words
+from qsgd_hpc.jobs.records.endings import (
+    NO_MEMORY,
+    PREEMPTED,
+    dead_node,
+    exit_words,
+    first_failed_rank,
+    node_words,
+)
 
 __all__ = [
     "end_of",
     "last_event_at",
+    "or_stopped",
     "read_events",
     "task_counts",
     "task_progress",
@@ -25,7 +33,7 @@ __all__ = [
 ]
 
 CLOCKS_APART_S = 60.0
-_ENDED_BY_PBS = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+_ENDED_OUTSIDE = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 _REMEDIES = (NO_MEMORY, PREEMPTED)  # more specific than an exit code
 SKIPPED_WHY = "nothing was left to do: the part before it had finished the training"
 
@@ -62,9 +70,7 @@ def with_own_record(job: Job, progress: Progress) -> Progress:
     scheduler does not know: times, parts of a chain that had nothing to do, the end of a job that
     the scheduler has deleted, and failures that it reports as successes.
     """
-    if progress.state is JobState.FAILED and progress.exit_code == EXIT_RESUBMIT:
-        # The script requested it; every scheduler reports a failure.
-        progress = dataclasses.replace(progress, state=JobState.STOPPED)
+    progress = or_stopped(progress)
     if job.scheduler == "local":
         return progress
     if job.request.array:
@@ -76,15 +82,23 @@ def with_own_record(job: Job, progress: Progress) -> Progress:
     started_at = at.get("start", {}).get("at")
     if _is_end_of_earlier_run(progress, at):
         return job.progress  # the scheduler has restarted the job since
+    waiting = progress.state is JobState.QUEUED  # again, after an earlier run
     progress = dataclasses.replace(
         progress,
-        started_at=progress.started_at or started_at,
+        started_at=progress.started_at or (None if waiting else started_at),
         restarts=max(progress.restarts, len(runs) - 1),
     )
     if why := why_not_run(job, progress.state, at):
         return dataclasses.replace(progress, why=why)
     progress = _corrected(progress, at["end"]) if "end" in at else progress
-    return _with_lost_node(job, progress, at)
+    return _with_failed_rank(job, _with_lost_node(job, progress, at), at)
+
+
+def or_stopped(progress: Progress) -> Progress:
+    """Return STOPPED for the exit code by which a script asks for it; schedulers report FAILED."""
+    if progress.state is JobState.FAILED and progress.exit_code == EXIT_RESUBMIT:
+        return dataclasses.replace(progress, state=JobState.STOPPED)
+    return progress
 
 
 def _is_end_of_earlier_run(progress: Progress, at: Mapping[str, dict[str, Any]]) -> bool:
@@ -104,7 +118,7 @@ def _with_lost_node(job: Job, progress: Progress, names: Container[str]) -> Prog
 
     The output is read only if the job was ended from outside, because scripts may print such text.
     """
-    ended = progress.exit_code in (None, *_ENDED_BY_PBS) or "terminate" in names
+    ended = progress.exit_code in (None, *_ENDED_OUTSIDE) or "terminate" in names
     if job.scheduler != "pbs" or progress.state is not JobState.FAILED or not ended:
         return progress
     if (node := dead_node(job.log_path)) is None:
@@ -116,6 +130,16 @@ def _with_lost_node(job: Job, progress: Progress, names: Container[str]) -> Prog
         why=node_words((node,)),
         bad_nodes=(node,),
     )
+
+
+def _with_failed_rank(job: Job, progress: Progress, names: Container[str]) -> Progress:
+    """Return the end of a Slurm job, by the rank for which srun ended the others by a signal."""
+    ended = progress.exit_code in _ENDED_OUTSIDE and "terminate" not in names
+    if job.scheduler != "slurm" or progress.state is not JobState.FAILED or not ended:
+        return progress
+    if (first := first_failed_rank(job.log_path)) is None:
+        return progress
+    return dataclasses.replace(progress, exit_code=first[0], why=first[1])
 
 
 def _corrected(progress: Progress, end: dict[str, Any]) -> Progress:

@@ -191,12 +191,17 @@ def _array_and_chain(request: JobRequest, site: Site) -> Iterator[str]:
 def _gpus(request: JobRequest, site: Site) -> Iterator[str]:
     own = site.at(request.queue)
     where = f"of {site.name}" + ("" if own is site else f" in {site.queue_kind} {request.queue}")
-    if own.gpus and (request.ranks_per_node or 0) > own.gpus:
-        yield (
-            f"--ranks-per-node {request.ranks_per_node}: a node {where} has {own.gpus} "
-            f"GPUs, one for each rank. Use --ranks-per-node {own.gpus} or fewer."
-        )
     view = request.gpu_view
+    can_share = own.gpu is not None and own.gpu.bound_by != "launcher"
+    if 0 < own.gpus < (request.ranks_per_node or 0) and not (can_share and view == "one"):
+        share = (
+            "; or add --gpu-view one, so that ranks share GPUs (faster with NVIDIA's MPS, which "
+            "your job starts)"
+        )
+        yield (
+            f"--ranks-per-node {request.ranks_per_node}: a node {where} has {own.gpus} GPUs, one "
+            f"for each rank. Use --ranks-per-node {own.gpus} or fewer{share if can_share else ''}."
+        )
     if view is None:
         return
     if view not in ("all", "one"):
@@ -240,6 +245,12 @@ def site_notes(request: JobRequest, site: Site) -> Iterator[str]:
     if request.filesystems and site.scheduler in ("local", "lsf"):
         named = ",".join(request.filesystems)
         yield f"--filesystems {named} has no effect: {site.scheduler} has no such request."
+    if request.conda and site.setup:
+        yield (
+            f"before `conda activate {request.conda}`, the job runs the setup of {site.name}: "
+            f"{'; '.join(site.setup)}. If the environment does not need it, override setup in "
+            f"sites/{site.name}.yaml in QSGD_HOME (`qsgd-hpc sites show {site.name}`)."
+        )
     queue = site.queues.get(request.queue or "")
     if queue is not None and (said := remark(queue)):
         yield f"{site.queue_kind} {queue.name}: {said}."

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from qsgd_hpc.jobs.model import Job, JobState, Progress
+from qsgd_hpc.jobs.records.events import or_stopped
 from qsgd_hpc.jobs.records.registry import write_file
 from qsgd_hpc.jobs.schedulers.command import Answer
 
@@ -102,6 +103,7 @@ _WORST = (
     JobState.TIMEOUT,
     JobState.CANCELLED,
     JobState.LOST,
+    JobState.STOPPED,
     JobState.COMPLETED,
 )
 NAMED = 3  # at most so many failed tasks are named
@@ -113,6 +115,7 @@ def aggregate(tasks: Mapping[int, Progress]) -> Progress:
     QUEUED until a task has started, RUNNING until all have ended, then COMPLETED if all completed,
     else the worst end, with the exit code of the first task with this end.
     """
+    tasks = {index: or_stopped(progress) for index, progress in tasks.items()}
     states = Counter(progress.state for progress in tasks.values())
     starts = [p.started_at for p in tasks.values() if p.started_at is not None]
     ends = [p.ended_at for p in tasks.values() if p.ended_at is not None]

@@ -52,7 +52,7 @@ _ENDS = {
     "OUT_OF_MEMORY": NO_MEMORY,
     "PREEMPTED": PREEMPTED,
     "LAUNCH_FAILED": "Slurm could not launch it on its nodes",
-    "CANCELLED": "CANCELLED by Slurm: perhaps a job that it waited for did not complete",
+    "CANCELLED": "by Slurm: perhaps a job that it waited for did not complete",
 }
 # The exit code of a job whose output file or folder Slurm could not open on the first node.
 NOT_STARTED = (0, 53)
@@ -169,9 +169,11 @@ def _row(cells: list[str], restarts: int) -> Progress | None:
     code, number = (int(part) for part in cells[2].split(":"))
     nodes = hosts(cells[7]) if full and state is JobState.NODE_FAIL else ()
     blamed = nodes if len(nodes) == 1 else ()
-    exit_code, why = None, _ENDS.get(word, word if state is JobState.CANCELLED else "")
+    exit_code, why = None, _ENDS.get(word, "")
     if state is JobState.COMPLETED:
         exit_code = code
+    elif state is JobState.CANCELLED and not why:
+        why = word.replace("CANCELLED by", "by user")
     elif state is JobState.NODE_FAIL:
         why = node_words(blamed)
     elif state is JobState.FAILED and (code, number) == NOT_STARTED:

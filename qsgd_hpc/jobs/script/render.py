@@ -25,7 +25,15 @@ from qsgd_hpc.launch.cluster.network import NONE
 from qsgd_hpc.launch.place import launchers
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
-__all__ = ["Place", "Tools", "cores_per_rank", "known_launcher", "render_script", "render_wrapper"]
+__all__ = [
+    "Place",
+    "Tools",
+    "by_rank",
+    "cores_per_rank",
+    "known_launcher",
+    "render_script",
+    "render_wrapper",
+]
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Launchers of one family only; mpiexec and ibrun exist in several.
@@ -286,6 +294,13 @@ def _gpu_view(request: JobRequest, site: Site) -> str | None:
     return None if site.gpu.variable in request.env else request.gpu_view or site.gpu.view
 
 
+def by_rank(values: tuple[str, ...], ranks: int) -> tuple[str, ...]:
+    """Return the value of each local rank; with fewer values than ranks, neighbours share one."""
+    if not values or ranks <= len(values):
+        return values
+    return tuple(values[rank * len(values) // ranks] for rank in range(ranks))
+
+
 def cores_per_rank(request: JobRequest, site: Site) -> int:
     """Return the number of cores of one rank, at least 1.
 
@@ -306,8 +321,8 @@ def render_wrapper(
     """Return the bash script that each rank runs before its program.
 
     ``bash pin.sh PROGRAM ARGS...`` sets the rank's variables and executes the program. Variables
-    that the user sets by ``--env`` are not changed. Lists are used cyclically: local rank 5 of a
-    profile with four GPUs gets the second.
+    that the user sets by ``--env`` are not changed. If a list is shorter than the ranks of a node,
+    neighbours share a value: of eight ranks, 4 and 5 get the third of four GPUs.
 
     Args:
         request: filled by :func:`validate.fill`.
@@ -324,6 +339,7 @@ def render_wrapper(
                 f"site '{site.name}': local_rank_variables: {name!r} is not a valid name of a "
                 "variable: use letters, digits and _."
             )
+    per_node = request.ranks_per_node or 1
     local_ranks, ranks, _, _ = zip(*launchers(known_launcher(site)), strict=True)
     nic = site.nic if site.nic and site.nic.variable not in request.env else None
     return (
@@ -333,11 +349,13 @@ def render_wrapper(
             site=site,
             exports=exports,
             start_up=start_up,
-            ranks_per_node=request.ranks_per_node or 1,
+            ranks_per_node=per_node,
             gpu=site.gpu,
+            gpus=by_rank(site.gpu.order, per_node) if site.gpu else (),
             view=_gpu_view(request, site),
             nic=nic if nic and nic.order else None,
-            cpus=site.cpu.lists if site.cpu.bound_by == "wrapper" else (),
+            nics=by_rank(nic.order, per_node) if nic else (),
+            cpus=by_rank(site.cpu.lists, per_node) if site.cpu.bound_by == "wrapper" else (),
             torchrun=request.sets_torchrun,
             nodes=request.nodes,
             ranks=request.ranks,

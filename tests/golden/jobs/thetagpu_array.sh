@@ -25,7 +25,10 @@ if [ $# = 0 ]; then
             now=$?
             [ "$now" = 127 ] || code=$now
         done
-        [ "$code" = 0 ] || result=$code
+        case $code,$result in
+            0,* | 85,[1-9]*) ;; # a task that stopped hides no failure
+            *) result=$code ;;
+        esac
     done
     exit "$result"
 fi
