@@ -36,7 +36,7 @@ def name_parameters(
     if named_parameters is None:
         return {p: str(i) for i, p in enumerate(owned)}
     listed = list(named_parameters)
-    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in listed):
+    if any(isinstance(p, str) or not isinstance(p, Sequence) or len(p) != 2 for p in listed):
         raise UsageError(
             "named_parameters takes pairs of name and parameter: pass "
             "model.named_parameters(), not model.parameters() or a dict"
