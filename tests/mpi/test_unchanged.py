@@ -237,6 +237,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 dist.init_process_group("gloo")
 models = [DDP(torch.nn.Linear(64, 64)) for _ in range(2)]
 optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+for optimizer in optimizers:
+    optimizer.load_state_dict(optimizer.state_dict())  # as Accelerate does
 for model, optimizer in zip(models, optimizers) if sys.argv[2:] else ():
     get_optimizer_state_dict(model, optimizer)  # steps at a rate of zero
     optimizer.load_state_dict(torch.load(sys.argv[1]))

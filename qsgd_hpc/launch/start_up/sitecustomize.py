@@ -197,15 +197,16 @@ def _hook_steps(module: Any) -> None:
 
 
 def _note_loading(module: Any) -> None:
-    """Note whether the script has loaded an optimizer's state, as it does when it resumes."""
+    """Note whether the script has loaded the state of an optimizer that has stepped."""
     import functools
 
     load = module.Optimizer.load_state_dict
 
     @functools.wraps(load)
-    def loading(*args: Any, **kwargs: Any) -> Any:
-        module.Optimizer.qsgd_loaded = True
-        return load(*args, **kwargs)
+    def loading(self: Any, *args: Any, **kwargs: Any) -> Any:
+        load(self, *args, **kwargs)
+        if self.state:  # Accelerate loads that of every new optimizer
+            module.Optimizer.qsgd_loaded = True
 
     module.Optimizer.load_state_dict = loading
 
