@@ -37,6 +37,10 @@ def compress(
     """
     attached = Attached(bits, weight_bits, **settings)
     attached.attach(model, accelerator.scaler)
+    parts = set(model.modules())
+    number = next((i for i, each in enumerate(accelerator._models) if each in parts), 0)
+    if number:
+        attached.file = f"qsgd_hpc_{number}.pt"  # Accelerate numbers its files of models so, too
 
     def save(_models: Any, _weights: Any, folder: str) -> None:
         attached.save(Path(folder), writes=accelerator.is_main_process)

@@ -46,6 +46,8 @@ class Attached:
         self._state: QSGDState | QuantizedShards | None = None
         self._loaded: Mapping[str, Any] | None = None
         self._last: weakref.ref[nn.Module] | None = None
+        self.file = FILE
+        """Name of the file in a checkpoint's folder."""
 
     def attach(self, model: nn.Module, scaler: Any = None) -> None:
         """Compress the model's gradients from its next backward pass on, with more than one rank.
@@ -120,18 +122,19 @@ class Attached:
         """
         state = self.state_dict()
         if state and writes:
-            torch.save(state, folder / FILE)
+            torch.save(state, folder / self.file)
 
     def load(self, *folders: Path) -> None:
         """Load the file from the first of these folders that has one.
 
         Checkpoints of trainings without this compression have none, which rank 0 reports.
         """
-        found = next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)
+        found = next(filter(Path.is_file, (folder / self.file for folder in folders)), None)
         if found is not None:
             self.load_state_dict(torch.load(found, weights_only=True))
         elif dist.is_initialized() and dist.get_world_size() > 1:
-            say(f"no {FILE} in {' or '.join(map(str, folders))}: error feedback starts from zero")
+            where = " or ".join(map(str, folders))
+            say(f"no {self.file} in {where}: error feedback starts from zero")
 
     def _load(self, state: Mapping[str, Any]) -> None:
         if not state or self._state is None:

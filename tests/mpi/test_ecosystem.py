@@ -131,3 +131,40 @@ def test_accelerate_without_a_gpu_is_told_that_it_trains_alone(run_ranks, tmp_pa
     refused = run_ranks(2, str(path), "accelerate", "4", "2", str(tmp_path / "out"))
     assert refused.returncode != 0
     assert "2 ranks were started" in refused.stderr
+
+
+TWO_MODELS = """
+import sys
+import torch
+from accelerate import Accelerator
+from qsgd_hpc.torch.accelerate import compress
+
+for load in (False, True):
+    accelerator = Accelerator(cpu=True)
+    models = [torch.nn.Linear(64, outputs) for outputs in (32, 48)]
+    *models, optimizer = accelerator.prepare(
+        *models, torch.optim.SGD([p for m in models for p in m.parameters()], 0.1)
+    )
+    hooks = [compress(accelerator, model) for model in models]
+    if load:
+        accelerator.load_state(sys.argv[1])
+    accelerator.backward(sum(model(torch.randn(4, 64)).square().mean() for model in models))
+    optimizer.step()
+    accelerator.save_state(sys.argv[1])
+    optimizer.zero_grad()
+sizes = {h.file: [len(p.get("owed", ())) for p in h.state_dict()["parameters"].values()]
+         for h in hooks}
+accelerator.print(sizes)
+accelerator.end_training()
+"""
+
+
+@pytest.mark.one_mpi
+def test_each_compressed_model_of_accelerate_has_its_own_residuals(
+    run_ranks, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(TWO_MODELS)
+    done = run_ranks(2, str(path), str(tmp_path / "saved"))
+    assert done.returncode == 0, done.stderr
+    assert "{'qsgd_hpc.pt': [0, 2048], 'qsgd_hpc_1.pt': [0, 3072]}" in done.stdout

@@ -177,8 +177,8 @@ def _hook_steps(module: Any) -> None:
 
         if torch.compiler.is_compiling():
             return
-        told = _BITS and reports and _report_compiled()
-        if not checked and _has_gradients(optimizer):  # scripts may step once without any
+        told = _BITS and reports and _report_compiled(optimizer)
+        if not checked and _trains(optimizer):  # scripts may step once without any gradients
             checked = True  # the hook is not removed, because torch may be iterating over hooks
             if not any(name in sys.modules for name in _OTHER_TRANSPORTS):
                 _report_unless_joined(_joined(torch.distributed))
@@ -197,15 +197,16 @@ def _hook_steps(module: Any) -> None:
 
 
 def _note_loading(module: Any) -> None:
-    """Note whether the script has loaded an optimizer's state, as it does when it resumes."""
+    """Note whether the script has loaded the state of an optimizer that has stepped."""
     import functools
 
     load = module.Optimizer.load_state_dict
 
     @functools.wraps(load)
-    def loading(*args: Any, **kwargs: Any) -> Any:
-        module.Optimizer.qsgd_loaded = True
-        return load(*args, **kwargs)
+    def loading(self: Any, *args: Any, **kwargs: Any) -> Any:
+        load(self, *args, **kwargs)
+        if self.state:  # Accelerate loads that of every new optimizer
+            module.Optimizer.qsgd_loaded = True
 
     module.Optimizer.load_state_dict = loading
 
@@ -240,18 +241,23 @@ def _report_unless_joined(joined: tuple[int, str]) -> None:
     sys.stderr.flush()
 
 
-def _has_gradients(optimizer: Any) -> bool:
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+def _trains(optimizer: Any) -> bool:
+    """Return whether an optimizer has gradients and a rate.
+
+    torch.distributed.checkpoint steps without a rate, before training, to allocate the state.
+    """
+    groups = [group for group in optimizer.param_groups if group.get("lr") != 0]
+    return any(p.grad is not None for group in groups for p in group["params"])
 
 
-def _report_compiled() -> bool:
+def _report_compiled(optimizer: Any) -> bool:
     """Report models that have gradients, but made no pass in which the hook could be registered."""
     module: Any = sys.modules.get("torch.nn.parallel.distributed")
     told = False
     for model in list(getattr(module, "qsgd_undecided", ())):
         if getattr(model, "_qsgd_decided", False) or getattr(model, "_comm_hooks", ()):
             module.qsgd_undecided.discard(model)
-        elif any(p.grad is not None for p in model.parameters()):
+        elif any(p.grad is not None for p in model.parameters()) and _trains(optimizer):
             module.qsgd_undecided.discard(model)
             told = told or model.process_group.size() > 1
     if told:
