@@ -43,6 +43,7 @@ def make_loss_scalers_agree() -> None:
             return finite
         for each in found:
             each.used = True
+            each.scaler_state = scaler._variables
         # Two scalers of one step may ask at the same time.
         names = [name_of(v) for v in scaler.inner_optimizer._trainable_variables[:1]]
         return BACKEND.all_ranks_agree(finite, ".".join(["finite", *names]), found[0].reduction)

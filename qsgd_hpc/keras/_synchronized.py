@@ -51,6 +51,8 @@ class Synchronization:
         """Number of reductions; with compiled steps, the number of compilations."""
         self.used = False
         """Whether gradients were passed to the optimizer: not all of them lead to a reduction."""
+        self.scaler_state: Sequence[Any] = ()
+        """The loss scaler's own variables."""
         self._groups = groups
         self._reducer = BACKEND.reducer(reduction, groups)
         self._local = set(local)
@@ -92,7 +94,7 @@ class Synchronization:
 
         Args:
             variables: the model's variables, which the optimizer changes.
-            state: the optimizer's variables.
+            state: the optimizer's variables, and those of its loss scaler.
         """
         if self.begun or self.reduction.alone or not BACKEND.eager_values:
             return
@@ -184,7 +186,9 @@ class Synchronized(Optimizer):
         if given and not self.built and BACKEND.have_values(variables):
             with BACKEND.outside_of_graphs():  # as on ranks that have loaded their optimizer
                 self.build(variables)
-        self._synchronization.begin(variables, self.variables)
+        # A loss scaler has divided the gradients by its scale already, so its state may change now.
+        state = [*self.variables, *self._synchronization.scaler_state]
+        self._synchronization.begin(variables, state)
         return variables
 
     def finalize_variable_values(self: Any, var_list: Any) -> None:

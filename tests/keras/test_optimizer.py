@@ -275,6 +275,19 @@ def test_an_overflow_on_one_rank_is_one_on_all(kind):
 
 
 @several_ranks
+@pytest.mark.skipif(BACKEND == "jax", reason="needs the callback there")
+def test_every_rank_starts_with_the_scale_of_the_first():
+    model = compiled(of(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01))))
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.dynamic_scale.assign(2.0 ** (5 + hvd.rank()))
+    model.optimizer.step_counter.assign(hvd.rank())
+    fit(model, epochs=1)
+    assert float(keras.ops.convert_to_numpy(model.optimizer.dynamic_scale)) == 2.0**5
+    steps = keras.ops.convert_to_numpy(model.optimizer.step_counter)
+    assert int(steps) == ROWS // BATCH
+
+
+@several_ranks
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="steps run in the program's order elsewhere")
 def test_scalers_of_two_optimizers_in_one_step_ask_for_overflows_apart():
     import tensorflow as tf
