@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/error.h"
+
 namespace qsgd {
 
 bool is_on_device(const Entry* entry) { return entry->ready != nullptr; }
@@ -33,6 +35,15 @@ HostCopy::HostCopy(const Entry& entry)
   const gpu::Device::Use here(device_);
   device_.copy(in_.get(), entry.in, entry.operation->size_bytes());
   mark_ = device_.mark(device_.stream());
+}
+
+HostCopy::~HostCopy() {
+  try {
+    if (mark_->passed()) return;
+  } catch (const Error&) {  // the device has failed
+  }
+  device_.keep(in_);
+  device_.keep(out_);
 }
 
 void HostCopy::deliver() {

@@ -13,6 +13,10 @@ class HostCopy {
  public:
   // Starts copying the input from the device.
   explicit HostCopy(const Entry& entry);
+  // An operation that fails before it is executed may still be copied: the memory is then kept.
+  ~HostCopy();
+  HostCopy(const HostCopy&) = delete;
+  HostCopy& operator=(const HostCopy&) = delete;
 
   // The entry with the copy instead of the device memory.
   Entry& host() { return host_; }

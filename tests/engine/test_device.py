@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from qsgd_hpc import _core
-from qsgd_hpc.errors import NonFiniteGradientError, UsageError
+from qsgd_hpc.errors import HorovodInternalError, NonFiniteGradientError, UsageError
 from tests.engine.ranks import on_ranks, output
 from tests.engine.test_planner import FAST
 from tests.gpu.memory import HostMemory
-from tests.gpu.order import Order
+from tests.gpu.order import LATE_S, Order
 from tests.gpu.twin import Kernels
 
 # Codes without noise, which is another on devices.
@@ -187,6 +188,39 @@ def test_copies_of_several_reductions_overlap_and_meet_none_of_the_others_memory
             for got in on_ranks(3, program, gpu_library=str(twin), fusion_bytes=1)
         ]
     )
+
+
+def test_a_copy_in_flight_of_an_operation_that_has_failed_keeps_its_memory(twin):
+    """Otherwise the copy would overwrite the table that is uploaded for the next kernel."""
+    kernels = Kernels(twin, HostMemory())
+    together = threading.Barrier(2)
+
+    def hold(held):
+        if together.wait() == 0:
+            kernels.hold(None, held)
+        together.wait()
+
+    def program(me):
+        me.allreduce("first", np.ones(300, np.float32), coding=NEAREST, device=0).wait()
+        hold(True)
+        try:
+            with pytest.raises(HorovodInternalError, match="shape"):
+                me.allreduce("w", np.full(5000 + me.rank, 7, np.float32), device=0).wait()
+            xs = [np.full(300, me.rank + i, np.float32) for i in range(2)]
+            group = {"group": "g", "group_size": 2}
+            handles = [
+                me.allreduce(f"x{i}", x, coding=NEAREST, device=0, **group)
+                for i, x in enumerate(xs)
+            ]
+            time.sleep(LATE_S)  # the table is uploaded meanwhile
+        finally:
+            hold(False)
+        for handle in handles:
+            handle.wait()
+        return xs
+
+    for i, x in enumerate(same(on_ranks(2, program, gpu_library=str(twin)))):
+        np.testing.assert_array_equal(x, 2 * i + 1)
 
 
 @pytest.mark.parametrize("count", [300, 70_000])
