@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bindings/engine.h"
+#include "common/kept.h"
 #include "engine/handle.h"
 #include "foreign/foreign.h"
 #include "jax/collective.h"
@@ -132,14 +133,16 @@ py::array_t<uint8_t> output(const Handle& handle) {
 
 // Copies the result of a tensor on a device, in stream order, and waits for the copy.
 void copy_output(const Handle& handle, std::uintptr_t address, std::uintptr_t stream) {
-  const std::shared_ptr<const Result> result = handle.result();
-  if (result->device == nullptr) throw internal_error("the tensor was in host memory");
-  if (result->size_bytes() == 0) return;
-  gpu::Device& device = *result->device;
+  // If the job ends, the copy may be in flight.
+  const KeptOnFailure<std::shared_ptr<const Result>> kept{handle.result()};
+  const Result& result = **kept;
+  if (result.device == nullptr) throw internal_error("the tensor was in host memory");
+  if (result.size_bytes() == 0) return;
+  gpu::Device& device = *result.device;
   const auto queue = reinterpret_cast<gpu::Stream>(stream);
   const gpu::Device::Use here(device);
-  device.require(device.library().copy(reinterpret_cast<void*>(address), result->data(),
-                                       result->size_bytes(), queue));
+  device.require(device.library().copy(reinterpret_cast<void*>(address), result.data(),
+                                       result.size_bytes(), queue));
   device.await(*device.mark(queue));
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "common/kept.h"
 #include "foreign/foreign.h"
 #include "jax/program.h"
 
@@ -82,11 +83,12 @@ void carry_out(const CallFrame& frame, int device, gpu::Stream stream) {
     if (!is_root || operand.in.data == operand.out.data) continue;
     queue.copy(operand.out.data, operand.in.data, o.size_bytes());
   }
-  const Handles handles = reduced(*engine, operands, queue.mark());
+  // If the job ends, copies of the results may be in flight.
+  const KeptOnFailure<Handles> handles{reduced(*engine, operands, queue.mark())};
   bool copies = false;
   for (size_t i = 0; i < operands.size(); ++i) {
     if (!is_made_by_engine(operands[i])) continue;
-    const std::shared_ptr<const Result> result = handles[i]->result();
+    const std::shared_ptr<const Result> result = (*handles)[i]->result();
     check_rows(operands[i], *result);
     queue.copy(operands[i].out.data, result->data(), result->size_bytes());
     copies = true;

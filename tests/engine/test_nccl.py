@@ -10,8 +10,9 @@ import pytest
 
 from qsgd_hpc import _core
 from qsgd_hpc.errors import NonFiniteGradientError, RankFailedError
-from tests.engine.ranks import device_output, on_ranks, output
+from tests.engine.ranks import Rank, device_output, on_ranks, output
 from tests.gpu.memory import HostMemory
+from tests.gpu.order import Order
 from tests.gpu.twin import Kernels
 
 SHAPES = ((5000,), (3, 7), (1,), (0,), (40_003,))
@@ -258,6 +259,27 @@ def test_a_result_outlives_the_engine(twin):
         np.testing.assert_array_equal(
             device_output(handle, np.float32), np.repeat(np.arange(2, dtype=np.float32), 5)
         )
+
+
+def test_a_result_that_is_copied_when_the_job_ends_is_kept(twin):
+    order = Order(Kernels(twin, HostMemory()))
+    stream = order.stream()
+    given = {"gpu_library": str(twin), "nccl_library": str(twin)}
+    me = Rank(_core.ThreadWorld(1), 0, **given)
+    x, made = np.arange(50_000, dtype=np.float32), np.zeros(50_000, np.float32)
+    handle = me.allgather("x", x, device=0)
+    handle.wait()
+    me.engine.abort("it ends")
+    try:
+        with order.late(stream):
+            with pytest.raises(RankFailedError, match="it ends"):
+                handle.copy_output(made.ctypes.data, stream)
+            me.engine.shutdown("the test ended")
+            del me, handle  # and with them the device
+        order.finish(stream)
+    finally:
+        order.end()
+    np.testing.assert_array_equal(made, x)
 
 
 def test_two_devices_of_one_rank(twin):
