@@ -34,11 +34,11 @@ bool Mark::passed() {
 
 DeviceMemory::DeviceMemory(Device& device, size_t size_bytes)
     : device_(&device), size_bytes_(size_bytes) {
-  void* data = device.memory_.take(std::max(size_bytes, kLeast), whole_);
-  if (data == nullptr) {
-    const Device::Use here(device);
-    device.require(device.library().take(whole_, &data, device.stream()));
-  }
+  const Device::Use here(device);
+  void* data = device.memory_.take(std::max(size_bytes, kLeast), whole_, [&](void* smaller) {
+    device.require(device.library().give(smaller, device.stream()));
+  });
+  if (data == nullptr) device.require(device.library().take(whole_, &data, device.stream()));
   data_ = static_cast<uint8_t*>(data);
 }
 
@@ -53,15 +53,21 @@ void DeviceMemory::swap(DeviceMemory& o) noexcept {
   std::swap(whole_, o.whole_);
 }
 
-void* Blocks::take(size_t size, size_t& whole) {
+void* Blocks::find(size_t size, size_t& whole, void*& smaller) {
   whole = size;
   const std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = free_.lower_bound(size);
-  if (found == free_.end() || found->first >= 2 * size) return nullptr;
-  void* const block = found->second;
-  whole = found->first;
-  free_.erase(found);
-  return block;
+  auto found = free_.lower_bound(size);
+  if (found != free_.end() && found->first < 2 * size) {
+    void* const block = found->second;
+    whole = found->first;
+    free_.erase(found);
+    return block;
+  }
+  if (found != free_.begin() && 2 * (--found)->first > size) {
+    smaller = found->second;
+    free_.erase(found);
+  }
+  return nullptr;
 }
 
 void Blocks::give(void* block, size_t whole) {
@@ -162,10 +168,12 @@ void Device::await(Mark& mark) {
 }
 
 Device::PinnedMemory Device::take_pinned(size_t size_bytes) {
+  const Use here(*this);
   size_t whole = 0;
-  void* block = pinned_->blocks.take(std::max(size_bytes, kLeast), whole);
+  void* block = pinned_->blocks.take(std::max(size_bytes, kLeast), whole, [this](void* smaller) {
+    require(library_.give_pinned(smaller));
+  });
   if (block == nullptr) {
-    const Use here(*this);
     const char* const failure = library_.take_pinned(whole, &block);
     if (failure != nullptr) {
       throw internal_error("GPU " + std::to_string(number_) + ": no " + std::to_string(whole) +

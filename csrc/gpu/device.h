@@ -64,8 +64,16 @@ class DeviceMemory {
 // thread.
 class Blocks {
  public:
-  // Returns a block of at least `size` and less than twice that; null if there is none.
-  void* take(size_t size, size_t& whole);
+  // Returns a block of at least `size` and less than twice that; null if there is none. Then
+  // end(block) is called for a smaller one of more than half, which the caller's new one replaces:
+  // otherwise, blocks of ever larger sizes would accumulate.
+  template <class End>
+  void* take(size_t size, size_t& whole, const End& end) {
+    void* smaller = nullptr;
+    void* const block = find(size, whole, smaller);
+    if (smaller != nullptr) end(smaller);
+    return block;
+  }
   void give(void* block, size_t whole);
   // Calls end(block) for each.
   template <class End>
@@ -75,6 +83,8 @@ class Blocks {
   }
 
  private:
+  void* find(size_t size, size_t& whole, void*& smaller);
+
   std::mutex mutex_;
   std::multimap<size_t, void*> free_;
 };

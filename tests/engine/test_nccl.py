@@ -282,6 +282,21 @@ def test_a_result_that_is_copied_when_the_job_ends_is_kept(twin):
     np.testing.assert_array_equal(made, x)
 
 
+@pytest.mark.parametrize("library", ["", "twin"])
+def test_results_of_growing_size_reuse_memory(twin, library):
+    kernels = Kernels(twin, HostMemory())
+    before = kernels.allocated()
+
+    def program(me):
+        for rows in range(1, 41):
+            x = np.ones((rows, 10_000), np.float32)
+            device_output(me.allgather("x", x, device=0), x.dtype)
+        return kernels.allocated() - before
+
+    largest = 2 * 40 * 40_000
+    assert max(run(twin, 2, program, nccl_library=library and str(twin))) < 10 * largest
+
+
 def test_two_devices_of_one_rank(twin):
     """A communicator has one of them; what is on the other is copied."""
 

@@ -205,17 +205,23 @@ constexpr size_t kAlignment = 256;
 inline size_t& size_of(void* memory) {
   return *reinterpret_cast<size_t*>(static_cast<char*>(memory) - kAlignment);
 }
+inline std::atomic<size_t>& allocated() {
+  static std::atomic<size_t> bytes{0};
+  return bytes;
+}
 inline Error_t HostAlloc(void** memory, size_t size_bytes, unsigned) {
   const size_t rounded = (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
   void* const begin = std::aligned_alloc(kAlignment, kAlignment + rounded);
   if (begin == nullptr) return ErrorMemoryAllocation;
   *memory = static_cast<char*>(begin) + kAlignment;
   size_of(*memory) = size_bytes;
+  allocated() += size_bytes;
   std::memset(*memory, kUnwritten, size_bytes);
   return Success;
 }
 inline Error_t FreeHost(void* memory) {
   if (memory == nullptr) return Success;
+  allocated() -= size_of(memory);
   std::memset(memory, kUnwritten, size_of(memory));  // so that a later read shows
   std::free(static_cast<char*>(memory) - kAlignment);
   return Success;
@@ -233,6 +239,10 @@ inline Error_t FreeAsync(void* memory, Stream_t stream) {
 
 }  // namespace gpu_twin
 
+// For tests: the bytes of pinned memory and of devices that are allocated.
+extern "C" __attribute__((used, visibility("default"))) inline size_t qsgd_gpu_twin_allocated() {
+  return gpu_twin::allocated();
+}
 // For tests: a held stream starts nothing; null: all streams.
 extern "C" __attribute__((used, visibility("default"))) inline void qsgd_gpu_twin_hold(void* stream,
                                                                                        bool held) {

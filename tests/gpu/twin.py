@@ -187,6 +187,12 @@ class Kernels:
         """Let a stream of the twin start nothing, or go on again; None: all streams."""
         self._library.qsgd_gpu_twin_hold(c.c_void_p(stream), c.c_bool(held))
 
+    def allocated(self) -> int:
+        """Return the bytes of pinned memory and of devices that the twin has allocated."""
+        count = self._library.qsgd_gpu_twin_allocated
+        count.restype = c.c_size_t
+        return int(count())
+
     def collectives(self) -> int:
         """Return how many collectives of the twin's NCCL this process has begun."""
         return int(self._library.qsgd_nccl_twin_collectives())
