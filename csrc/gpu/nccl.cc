@@ -322,7 +322,7 @@ bool Nccl::done_within(std::chrono::seconds patience) const {
   return true;
 }
 
-void Nccl::finish() {
+void Nccl::finish(const std::function<void()>& deliver) {
   constexpr std::chrono::milliseconds kLook{2};  // interval for checking NCCL's asynchronous errors
   const auto mark = device_.mark(device_.stream());
   auto next = Clock::now() + kLook;
@@ -335,6 +335,7 @@ void Nccl::finish() {
     }
     backoff.pause();
   }
+  deliver();
   device_.synchronize();
 }
 
@@ -441,13 +442,15 @@ class Nccl::Tensors {
     move(factor, divisor, &Tensors::result, &Tensors::result, results());
   }
 
-  // Queues copies of results and flags to their destinations; call record_flags() when they are
-  // done.
+  // Queues copies of results to their destinations.
   void deliver() {
     for (const One& one : all_) {
       if (one.copy.data() == nullptr) continue;
       device_.copy(one.tensor->out, one.copy.data(), one.tensor->count * element_);
     }
+  }
+  // Queues a copy of the flags; call record_flags() when it is done.
+  void fetch_flags() {
     if (flags_.data() == nullptr) return;
     noted_ = device_.take_pinned(flags_.size_bytes());
     device_.copy(noted_.get(), flags_.data(), flags_.size_bytes());
@@ -544,8 +547,8 @@ void Nccl::allreduce(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
     reduce(all.packed(), all.packed());
     all.unpack(args.postscale, divisor);
   }
-  all.deliver();
-  finish();
+  all.fetch_flags();
+  finish([&] { all.deliver(); });
   all.record_flags();
   count(all.count() * facts(args.dtype).size, 2);
 }
@@ -591,8 +594,8 @@ class Nccl::Halves : public NodeHalves {
                                                  0, nccl_.communicator_, stream));
     }
     all_.unpack(1, 1);
-    all_.deliver();
-    nccl_.finish();
+    all_.fetch_flags();
+    nccl_.finish([&] { all_.deliver(); });
     all_.record_flags();
     nccl_.count(all_.count() * facts(args_.dtype).size, 2);
     for (size_t t = 0; t < mine_.size(); ++t) note_shard(mine_[t], tensors_[t]);
@@ -651,8 +654,7 @@ void Nccl::broadcast(void* data, size_t size_bytes, int root, const Place* place
   local.fetch();
   await_call(calls_->broadcast(local.data(), local.data(), size_bytes, kInt8, root, communicator_,
                                device_.stream()));
-  local.deliver();
-  finish();
+  finish([&] { local.deliver(); });
   count(size_bytes, 1);
 }
 
@@ -678,8 +680,7 @@ void Nccl::allgather(const void* in, void* out, const std::vector<size_t>& sizes
       }
     });
   }
-  target.deliver();
-  finish();
+  finish([&] { target.deliver(); });
   count(total, 1);
 }
 
@@ -705,8 +706,7 @@ void Nccl::alltoall(const void* in, const std::vector<size_t>& given, void* out,
       to += gets;
     }
   });
-  target.deliver();
-  finish();
+  finish([&] { target.deliver(); });
   count_(total - kept);
 }
 
@@ -742,8 +742,7 @@ void Nccl::reducescatter(const void* in, void* out, const std::vector<size_t>& c
   if (packs || args.postscale != 1 || divisor != 1) {
     scale(device_, {span(sums, target.data(), own)}, args.dtype, args.postscale, divisor, nullptr);
   }
-  target.deliver();
-  finish();
+  finish([&] { target.deliver(); });
   count(total * element, 1);
 }
 

@@ -73,8 +73,10 @@ class Nccl : public WithinNode {
   using Call = std::function<void(int result)>;
   void grouped(const std::function<void(const Call& call)>& calls) const;
   class Local;
-  // Blocks until the queued work is done.
-  void finish();
+  // Blocks until the queued work is done, and then that which `deliver` queues: a copy to pageable
+  // memory, such as that of a rank that has joined, blocks in the driver, and must not wait for
+  // other ranks there.
+  void finish(const std::function<void()>& deliver);
   // Counts the bytes that each rank has sent in `rounds` rounds of a ring.
   void count(size_t size_bytes, int rounds) const;
 
