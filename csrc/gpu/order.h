@@ -50,7 +50,15 @@ inline const char* end_event(Event event) {
   return failure(QSGD_GPU_API(EventDestroy)(to_event(event)));
 }
 
+// A captured event would never pass; the engine would fail, and end the job.
 inline const char* record(Event event, Stream stream) {
+  auto status = QSGD_GPU_API(StreamCaptureStatusNone);
+  const char* why = failure(QSGD_GPU_API(StreamIsCapturing)(to_stream(stream), &status));
+  if (why != nullptr) return why;
+  if (status != QSGD_GPU_API(StreamCaptureStatusNone)) {
+    return "the stream's work is being captured in a graph, which cannot contain this operation; "
+           "start it outside the capture";
+  }
   return failure(QSGD_GPU_API(EventRecord)(to_event(event), to_stream(stream)));
 }
 

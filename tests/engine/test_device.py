@@ -142,6 +142,26 @@ def test_a_tensor_is_read_only_once_its_stream_has_written_it(twin):
         order.end()
 
 
+def test_an_operation_in_a_captured_stream_is_refused_and_the_job_goes_on(twin):
+    order = Order(Kernels(twin, HostMemory()))
+    stream = order.stream()
+    order.kernels.capture(stream, True)
+
+    def program(me):
+        x = np.ones(10, dtype=np.float32)
+        with pytest.raises(HorovodInternalError, match="captured in a graph"):
+            me.allreduce("x", x, device=0, stream=stream)
+        me.allreduce("x", x, device=0).wait()
+        return x
+
+    try:
+        for result in on_ranks(2, program, gpu_library=str(twin)):
+            np.testing.assert_array_equal(result, 2)
+    finally:
+        order.kernels.capture(stream, False)
+        order.end()
+
+
 @pytest.mark.parametrize("place", ["all", "even"])
 def test_all_other_collectives(twin, place):
     def program(me):

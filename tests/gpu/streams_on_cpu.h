@@ -56,6 +56,7 @@ class Queue {
   void add(Job job) {
     change([&] { jobs_.push_back(std::move(job)); });
   }
+  std::atomic<bool> captured{false};
   // Starts nothing while held, unless it is to end.
   void hold(bool held) {
     change([&] { held_ = held; });
@@ -152,6 +153,13 @@ inline Error_t StreamDestroy(Stream_t stream) {
   return Success;
 }
 
+enum StreamCaptureStatus { StreamCaptureStatusNone, StreamCaptureStatusActive };
+inline Error_t StreamIsCapturing(Stream_t stream, StreamCaptureStatus* status) {
+  const bool active = stream != nullptr && stream->captured;
+  *status = active ? StreamCaptureStatusActive : StreamCaptureStatusNone;
+  return Success;
+}
+
 inline Error_t EventCreateWithFlags(Event_t* event, unsigned) {
   *event = new Marker;
   return Success;
@@ -242,6 +250,11 @@ inline Error_t FreeAsync(void* memory, Stream_t stream) {
 // For tests: the bytes of pinned memory and of devices that are allocated.
 extern "C" __attribute__((used, visibility("default"))) inline size_t qsgd_gpu_twin_allocated() {
   return gpu_twin::allocated();
+}
+// For tests: the stream's work counts as captured in a graph.
+extern "C" __attribute__((used, visibility("default"))) inline void qsgd_gpu_twin_capture(
+    void* stream, bool captured) {
+  static_cast<gpu_twin::Queue*>(stream)->captured = captured;
 }
 // For tests: a held stream starts nothing; null: all streams.
 extern "C" __attribute__((used, visibility("default"))) inline void qsgd_gpu_twin_hold(void* stream,

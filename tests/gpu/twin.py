@@ -187,6 +187,10 @@ class Kernels:
         """Let a stream of the twin start nothing, or go on again; None: all streams."""
         self._library.qsgd_gpu_twin_hold(c.c_void_p(stream), c.c_bool(held))
 
+    def capture(self, stream: int, captured: bool) -> None:
+        """Let what is queued in a stream of the twin count as captured in a graph."""
+        self._library.qsgd_gpu_twin_capture(c.c_void_p(stream), c.c_bool(captured))
+
     def allocated(self) -> int:
         """Return the bytes of pinned memory and of devices that the twin has allocated."""
         count = self._library.qsgd_gpu_twin_allocated
