@@ -199,6 +199,35 @@ def test_ranks_that_train_alone_are_told_once(
     assert (remedy or "") in "".join(told)
 
 
+# Starts ranks itself, and trains in their group or fails in it.
+SPAWNING = """
+import os, sys, torch, torch.distributed as dist
+def train(_, store):
+    if "fail" in sys.argv:
+        dist.barrier()
+    dist.init_process_group("gloo", init_method="file://" + store, rank=0, world_size=1)
+    model = torch.nn.Linear(4, 1)
+    model(torch.ones(2, 4)).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, (sys.argv[0] + os.environ["RANK"],), 1)
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("fail",)], ids=["trains", "fails"])
+def test_a_script_that_starts_its_ranks_itself_is_answered_with_one_rank(
+    run_ranks, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "train.py"
+    path.write_text(SPAWNING)
+    done = run_ranks(2, str(path), *words)
+    assert done.returncode == len(words), done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("qsgd-hpc: ")]
+    assert told, done.stderr
+    assert all("each of them: start it with -np 1" in line for line in told)
+
+
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [

@@ -34,6 +34,7 @@ _RECORDS = os.environ.get("QSGD_RECORDS", "") != "" and "WORLD_SIZE" in os.envir
 _STUDY = "a scaling study"
 _STARTED = os.environ.get("WORLD_SIZE", "1")  # read now, because scripts may overwrite it
 _MANY = _STARTED != "1"
+_BESIDE = os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"  # whether this node has other ranks
 
 
 class _ImportHook:
@@ -180,7 +181,9 @@ def _hook_steps(module: Any) -> None:
         told = _BITS and reports and _report_compiled(optimizer)
         if not checked and _trains(optimizer):  # scripts may step once without any gradients
             checked = True  # the hook is not removed, because torch may be iterating over hooks
-            if not any(name in sys.modules for name in _OTHER_TRANSPORTS):
+            if _BESIDE and _is_spawned(torch.distributed):
+                _report_spawned(torch.distributed.get_rank())
+            elif not any(name in sys.modules for name in _OTHER_TRANSPORTS):
                 _report_unless_joined(_joined(torch.distributed))
                 if not told:
                     _report_uncompressed(optimizer)
@@ -227,6 +230,23 @@ def _joined(group: Any) -> tuple[int, str]:
         return group.get_world_size(), "remove world_size from init_process_group()"
     remedy = "call torch.distributed.init_process_group()"
     return 1, f"{remedy}; scripts for Horovod need --horovod"
+
+
+def _is_spawned(group: Any) -> bool:
+    """Return whether a rank has started this process, which trains in a group with others."""
+    from multiprocessing import parent_process
+
+    return parent_process() is not None and group.is_available() and group.is_initialized()
+
+
+def _report_spawned(rank: int) -> None:
+    """Report, on one of the processes that a rank has started, that the other ranks do so, too."""
+    if rank == 0:
+        sys.stderr.write(
+            f"qsgd-hpc: {_STARTED} ranks were started, and the script starts its ranks itself, on "
+            "each of them: start it with -np 1\n"
+        )
+        sys.stderr.flush()
 
 
 def _report_unless_joined(joined: tuple[int, str]) -> None:
@@ -312,6 +332,8 @@ def _explain(kind: Any, value: Any, traceback: Any) -> None:
             "qsgd-hpc: --bits has registered a hook at the model's first forward pass: register "
             "the script's hook before that pass, or omit --bits\n"
         )
+    elif _BESIDE and kind.__name__ == "ProcessRaisedException" and "distributed" in text:
+        _report_spawned(0)
     elif _is_meeting_port(text, environ.get("MASTER_PORT", "")):
         sys.stderr.write(
             f"qsgd-hpc: MASTER_PORT={environ.get('MASTER_PORT')} is in use by another process "
