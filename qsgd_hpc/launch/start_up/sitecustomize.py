@@ -184,7 +184,7 @@ def _hook_steps(module: Any) -> None:
             if _BESIDE and _is_spawned(torch.distributed):
                 _report_spawned(torch.distributed.get_rank())
             elif not any(name in sys.modules for name in _OTHER_TRANSPORTS):
-                _report_unless_joined(_joined(torch.distributed))
+                told = _report_unless_joined(_joined(torch.distributed)) or told
                 if not told:
                     _report_uncompressed(optimizer)
         if _RECORDS:
@@ -249,16 +249,18 @@ def _report_spawned(rank: int) -> None:
         sys.stderr.flush()
 
 
-def _report_unless_joined(joined: tuple[int, str]) -> None:
+def _report_unless_joined(joined: tuple[int, str]) -> bool:
+    """Report ranks that train separately; return whether they do."""
     many, remedy = joined
     if str(many) == _STARTED:
-        return
+        return False
     alone = "each trains separately" if many == 1 else f"this one trains with {many - 1} others"
     sys.stderr.write(
         f"qsgd-hpc: {_STARTED} ranks were started, but {alone}: {remedy}. "
         "If this is intended, use --no-torchrun\n"
     )
     sys.stderr.flush()
+    return True
 
 
 def _trains(optimizer: Any) -> bool:
