@@ -234,10 +234,11 @@ def test_a_script_that_starts_its_ranks_itself_is_answered_with_one_rank(
     [
         ("CUDA error: invalid device ordinal", "LOCAL_RANK=1 is not a GPU that this rank sees ("),
         ("EADDRINUSE: port: 47, ...", "MASTER_PORT=47 is in use by another process on here: unset"),
+        ("Distributed package doesn't have MPI built in.", 'use backend="gloo" on CPUs'),
         ("[Errno 98] Address already in use", None),
         ("CUDA error: out of memory", None),
     ],
-    ids=["no such GPU", "taken port", "another port", "another error"],
+    ids=["no such GPU", "taken port", "mpi", "another port", "another error"],
 )
 def test_an_error_of_how_ranks_were_started_comes_with_its_remedy(
     run_ranks, tmp_path: Path, text: str, remedy: str | None

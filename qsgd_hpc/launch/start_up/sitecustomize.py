@@ -334,6 +334,11 @@ def _explain(kind: Any, value: Any, traceback: Any) -> None:
             "qsgd-hpc: --bits has registered a hook at the model's first forward pass: register "
             "the script's hook before that pass, or omit --bits\n"
         )
+    elif "doesn't have MPI built in" in text:
+        sys.stderr.write(
+            'qsgd-hpc: PyTorch needs no MPI to connect these ranks: use backend="gloo" on CPUs, '
+            '"nccl" on GPUs, or leave the backend out\n'
+        )
     elif _BESIDE and kind.__name__ == "ProcessRaisedException" and "distributed" in text:
         _report_spawned(0)
     elif _is_meeting_port(text, environ.get("MASTER_PORT", "")):
