@@ -180,10 +180,11 @@ for _ in range(3):
     [
         ((), "call torch.distributed.init_process_group()"),
         (("group",), "remove world_size from init_process_group()"),
+        (("--bits=4",), "call torch.distributed.init_process_group()"),
         (("mpi",), None),
         (("--no-torchrun",), None),
     ],
-    ids=["no-group", "own-group", "mpi", "meant"],
+    ids=["no-group", "own-group", "bits", "mpi", "meant"],
 )
 def test_ranks_that_train_alone_are_told_once(
     run_ranks, tmp_path: Path, words: tuple[str, ...], remedy: str | None
@@ -194,9 +195,38 @@ def test_ranks_that_train_alone_are_told_once(
     options = [word for word in words if word.startswith("--")]
     done = run_ranks(2, *options, str(path), *(w for w in words if w not in options))
     assert done.returncode == 0, done.stderr
-    told = [line for line in done.stderr.splitlines() if "separately" in line]
+    told = [line for line in done.stderr.splitlines() if line.startswith("qsgd-hpc: ")]
     assert len(told) == (remedy is not None), done.stderr
     assert (remedy or "") in "".join(told)
+
+
+# Starts ranks itself, and trains in their group or fails in it.
+SPAWNING = """
+import os, sys, torch, torch.distributed as dist
+def train(_, store):
+    if "fail" in sys.argv:
+        dist.barrier()
+    dist.init_process_group("gloo", init_method="file://" + store, rank=0, world_size=1)
+    model = torch.nn.Linear(4, 1)
+    model(torch.ones(2, 4)).sum().backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, (sys.argv[0] + os.environ["RANK"],), 1)
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("fail",)], ids=["trains", "fails"])
+def test_a_script_that_starts_its_ranks_itself_is_answered_with_one_rank(
+    run_ranks, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "train.py"
+    path.write_text(SPAWNING)
+    done = run_ranks(2, str(path), *words)
+    assert done.returncode == len(words), done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("qsgd-hpc: ")]
+    assert told, done.stderr
+    assert all("each of them: start it with -np 1" in line for line in told)
 
 
 @pytest.mark.parametrize(
@@ -204,10 +234,11 @@ def test_ranks_that_train_alone_are_told_once(
     [
         ("CUDA error: invalid device ordinal", "LOCAL_RANK=1 is not a GPU that this rank sees ("),
         ("EADDRINUSE: port: 47, ...", "MASTER_PORT=47 is in use by another process on here: unset"),
+        ("Distributed package doesn't have MPI built in.", 'use backend="gloo" on CPUs'),
         ("[Errno 98] Address already in use", None),
         ("CUDA error: out of memory", None),
     ],
-    ids=["no such GPU", "taken port", "another port", "another error"],
+    ids=["no such GPU", "taken port", "mpi", "another port", "another error"],
 )
 def test_an_error_of_how_ranks_were_started_comes_with_its_remedy(
     run_ranks, tmp_path: Path, text: str, remedy: str | None

@@ -34,6 +34,7 @@ _RECORDS = os.environ.get("QSGD_RECORDS", "") != "" and "WORLD_SIZE" in os.envir
 _STUDY = "a scaling study"
 _STARTED = os.environ.get("WORLD_SIZE", "1")  # read now, because scripts may overwrite it
 _MANY = _STARTED != "1"
+_BESIDE = os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"  # whether this node has other ranks
 
 
 class _ImportHook:
@@ -180,8 +181,10 @@ def _hook_steps(module: Any) -> None:
         told = _BITS and reports and _report_compiled(optimizer)
         if not checked and _trains(optimizer):  # scripts may step once without any gradients
             checked = True  # the hook is not removed, because torch may be iterating over hooks
-            if not any(name in sys.modules for name in _OTHER_TRANSPORTS):
-                _report_unless_joined(_joined(torch.distributed))
+            if _BESIDE and _is_spawned(torch.distributed):
+                _report_spawned(torch.distributed.get_rank())
+            elif not any(name in sys.modules for name in _OTHER_TRANSPORTS):
+                told = _report_unless_joined(_joined(torch.distributed)) or told
                 if not told:
                     _report_uncompressed(optimizer)
         if _RECORDS:
@@ -229,16 +232,35 @@ def _joined(group: Any) -> tuple[int, str]:
     return 1, f"{remedy}; scripts for Horovod need --horovod"
 
 
-def _report_unless_joined(joined: tuple[int, str]) -> None:
+def _is_spawned(group: Any) -> bool:
+    """Return whether a rank has started this process, which trains in a group with others."""
+    from multiprocessing import parent_process
+
+    return parent_process() is not None and group.is_available() and group.is_initialized()
+
+
+def _report_spawned(rank: int) -> None:
+    """Report, on one of the processes that a rank has started, that the other ranks do so, too."""
+    if rank == 0:
+        sys.stderr.write(
+            f"qsgd-hpc: {_STARTED} ranks were started, and the script starts its ranks itself, on "
+            "each of them: start it with -np 1\n"
+        )
+        sys.stderr.flush()
+
+
+def _report_unless_joined(joined: tuple[int, str]) -> bool:
+    """Report ranks that train separately; return whether they do."""
     many, remedy = joined
     if str(many) == _STARTED:
-        return
+        return False
     alone = "each trains separately" if many == 1 else f"this one trains with {many - 1} others"
     sys.stderr.write(
         f"qsgd-hpc: {_STARTED} ranks were started, but {alone}: {remedy}. "
         "If this is intended, use --no-torchrun\n"
     )
     sys.stderr.flush()
+    return True
 
 
 def _trains(optimizer: Any) -> bool:
@@ -312,6 +334,13 @@ def _explain(kind: Any, value: Any, traceback: Any) -> None:
             "qsgd-hpc: --bits has registered a hook at the model's first forward pass: register "
             "the script's hook before that pass, or omit --bits\n"
         )
+    elif "doesn't have MPI built in" in text:
+        sys.stderr.write(
+            'qsgd-hpc: PyTorch needs no MPI to connect these ranks: use backend="gloo" on CPUs, '
+            '"nccl" on GPUs, or leave the backend out\n'
+        )
+    elif _BESIDE and kind.__name__ == "ProcessRaisedException" and "distributed" in text:
+        _report_spawned(0)
     elif _is_meeting_port(text, environ.get("MASTER_PORT", "")):
         sys.stderr.write(
             f"qsgd-hpc: MASTER_PORT={environ.get('MASTER_PORT')} is in use by another process "
