@@ -9,7 +9,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, tf_data, words
 from qsgd_hpc.eight_steps.convert.arrays import slice_of
-from qsgd_hpc.eight_steps.convert.downloads import download_once, wait_behind
+from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_behind
 from qsgd_hpc.eight_steps.convert.loops import callers, reaching, sources
 from qsgd_hpc.eight_steps.convert.plan import ARGUMENT, Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
@@ -86,12 +86,14 @@ def convert_keras(plan: Plan) -> None:
     reseed(plan)
     opening.agree_on_random_numbers(plan)
     wait = "hvd.allgather_object(None)"
-    download_once(plan, wait)
+    trained = [*fits, *callers(script, fits)]
+    download_once(plan, trained, wait)
     loads = [
         c for c in script.calls if LOADS.search(script.called(c)) and script.definition(c) is None
     ]
-    wait_behind(plan, loads, [*fits, *callers(script, fits)], wait)
-    guard_outputs(plan, reaching(script, [*fits, *compiles]))
+    wait_behind(plan, loads, trained, wait)
+    guarded = guard_outputs(plan, reaching(script, [*fits, *compiles]))
+    prepare_once(plan, guarded, trained, wait)
     keras = script.name_of("keras")
     needed = keras_needed(plan)
     more = opening.imports_of(script, "tensorflow") if script.name_of("tensorflow") else []

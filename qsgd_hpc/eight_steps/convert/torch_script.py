@@ -11,7 +11,7 @@ import libcst as cst
 from qsgd_hpc.eight_steps.check.helpers import own_module
 from qsgd_hpc.eight_steps.convert import opening, torch_data, words
 from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
-from qsgd_hpc.eight_steps.convert.downloads import download_once, wait_behind
+from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_behind
 from qsgd_hpc.eight_steps.convert.loops import (
     TrainLoop,
     reaching,
@@ -55,7 +55,9 @@ def convert_torch(plan: Plan) -> None:
             f"for or while repeats{_elsewhere(script)}"
         )
     made = optimizers(script)
-    download_once(plan, "hvd.barrier()")  # first: a sampler needs what its loader downloads
+    trained = training(script, loops)
+    # First: a sampler needs what its loader downloads.
+    download_once(plan, trained, "hvd.barrier()")
     loaders = torch_data.find_loaders(script, loops)
     torch_data.shard_loaders(plan, loaders)
     for loop in loops:
@@ -67,7 +69,7 @@ def convert_torch(plan: Plan) -> None:
     known = steps_of(script, loops, names, bool(loaders.train), unsized)
     distribute_optimizers(plan, loops, known)
     _count_steps(plan, loaders)
-    _wait_for_files(plan, loops)
+    _wait_for_files(plan, trained)
     if not made:
         by_hand = any(isinstance(n, cst.Attribute) and n.attr.value == "grad" for n in script.nodes)
         plan.todo(
@@ -85,7 +87,8 @@ def convert_torch(plan: Plan) -> None:
     _any_gpu(plan)
     opening.agree_on_random_numbers(plan)
     _point_out_noise(plan, loops)
-    guard_outputs(plan, reaching(script, (*steps, *made)))
+    guarded = guard_outputs(plan, reaching(script, (*steps, *made)))
+    prepare_once(plan, guarded, trained, "hvd.barrier()")
     _open(plan)
 
 
@@ -113,7 +116,7 @@ def _point_out_noise(plan: Plan, loops: Sequence[TrainLoop]) -> None:
             return
 
 
-def _wait_for_files(plan: Plan, loops: Sequence[TrainLoop]) -> None:
+def _wait_for_files(plan: Plan, trained: Sequence[cst.CSTNode]) -> None:
     """Let the ranks load a file behind the training only when rank 0 has written it."""
     script = plan.script
     if not any(script.called(call) == "torch.save" for call in script.calls):
@@ -122,7 +125,7 @@ def _wait_for_files(plan: Plan, loops: Sequence[TrainLoop]) -> None:
         if script.called(call).startswith("tempfile."):
             plan.todo(call, "each rank has another temporary folder; rank 0 writes to its own.")
     loads = [call for call in script.calls if script.called(call) == "torch.load"]
-    wait_behind(plan, loads, training(script, loops), "hvd.barrier()")
+    wait_behind(plan, loads, trained, "hvd.barrier()")
 
 
 def _open(plan: Plan) -> None:
