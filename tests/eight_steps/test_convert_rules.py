@@ -597,11 +597,22 @@ def test_a_class_next_to_the_script_that_writes_is_pointed_out(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(("line", "told"), [("env.step(1)", "play other episodes"), ("", "shard")])
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("env.step(1)", "play other episodes"),
+        ("world.step(1)", "play other episodes"),
+        ("", "shard"),
+    ],
+)
 def test_ranks_that_play_are_told_to_play_differently(line, told):
     made = done(
         f"""
         import torch
+        class Game:
+            def reset(self): return 0
+            def step(self, action): return 1, False
+        world = Game()
         net = torch.nn.Linear(8, 1)
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         for episode in range(9):
