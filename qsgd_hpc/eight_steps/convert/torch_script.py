@@ -70,20 +70,19 @@ def convert_torch(plan: Plan) -> None:
     distribute_optimizers(plan, loops, known)
     _count_steps(plan, loaders)
     _wait_for_files(plan, trained)
+    others = _name_other_optimizers(plan)
     if not made:
         by_hand = any(isinstance(n, cst.Attribute) and n.attr.value == "grad" for n in script.nodes)
-        plan.todo(
-            loops[0].loop,
-            "average each gradient before it is used: hvd.allreduce_(p.grad)."
-            if by_hand
-            else "wrap the optimizer: hvd.DistributedOptimizer(optimizer).",
-        )
+        text = "wrap the optimizer: hvd.DistributedOptimizer(optimizer)."
+        if by_hand:
+            text = "average each gradient before it is used: hvd.allreduce_(p.grad)."
+        if by_hand or not others:
+            plan.todo(loops[0].loop, text)
         plan.todo(loops[0].loop, "broadcast parameters and optimizer state before the first step.")
-    _name_other_optimizers(plan)
     for loop, calls in loaders.fed:
         average_metrics(plan, loop, len(calls) > 1)
     _share_running_averages(plan, loops)
-    _average_before_clipping(plan)
+    _average_before_clipping(plan, others if made else None)
     _any_gpu(plan)
     opening.agree_on_random_numbers(plan)
     _point_out_noise(plan, loops)
@@ -155,9 +154,10 @@ def _steps(script: Script) -> list[tuple[cst.Call, cst.BaseExpression]]:
     ]
 
 
-def _name_other_optimizers(plan: Plan) -> None:
-    """Leave optimizers from outside of torch.optim to the author."""
+def _name_other_optimizers(plan: Plan) -> set[cst.CSTNode]:
+    """Leave optimizers from outside of torch.optim to the author; returns what makes them."""
     script = plan.script
+    found: set[cst.CSTNode] = set()
     wrapped = {f.name.value for made in optimizers(script) for f in script.functions(made)}
     for call in script.calls:
         stepped = receiver(call, "step")
@@ -174,10 +174,17 @@ def _name_other_optimizers(plan: Plan) -> None:
                 method not in wrapped if own is None else own.name.value == "__init__"
             ):
                 plan.todo(made, "wrap this optimizer, multiply its rate by hvd.size(), warm it up.")
+                found.add(made)
+    return found
 
 
-def _average_before_clipping(plan: Plan) -> None:
-    """Wait for the mean of all ranks' gradients before they are clipped."""
+def _average_before_clipping(plan: Plan, others: set[cst.CSTNode] | None) -> None:
+    """Wait for the mean of all ranks' gradients before they are clipped.
+
+    Args:
+        plan: the plan to extend.
+        others: what makes the optimizers that the author has to wrap; None: all of them.
+    """
     script = plan.script
     prepared: set[cst.CSTNode] = set()
     for clip in [call for call in script.calls if CLIPS.match(script.called(call))]:
@@ -186,7 +193,8 @@ def _average_before_clipping(plan: Plan) -> None:
         found = _step_after(script, clip)
         statement = plan.anchor(found[0]) if found is not None else None
         first = _beside(script, clip, statement)
-        if found is None or first is None or statement is None:
+        left = found is not None and (others is None or script.value(found[1]) in others)
+        if found is None or first is None or statement is None or left:
             plan.todo(clip, words.CLIP_IT)
         elif statement not in prepared:
             prepared.add(statement)
