@@ -106,10 +106,14 @@ def _point_out_noise(plan: Plan, loops: Sequence[TrainLoop]) -> None:
     if opening.unlike_ranks(script):
         return  # each rank has a seed of its own
     bodies = {each.loop for each in loops}
-    for call in script.calls:
+    used = {f for body in bodies for c in script.calls_in(body) if (f := script.definition(c))}
+    drawn = [c for c in script.calls if NOISE.match(script.called(c))]
+    # First those of the loops and of what they call; a class may be called by its name only.
+    drawn.sort(key=lambda c: not (bodies & {*script.ancestors(c)} or script.function(c) in used))
+    for call in drawn:
         function = script.function(call)
-        forward = function is not None and script.class_of(call) and function.name.value[:2] != "__"
-        if NOISE.match(script.called(call)) and (forward or bodies & {*script.ancestors(call)}):
+        method = function is not None and script.class_of(call) and function.name.value[:2] != "__"
+        if method or function in used or bodies & {*script.ancestors(call)}:
             text = "all ranks draw the same numbers here: seed each rank differently if only the "
             plan.todo(call, f"{text}training draws them: torch.manual_seed(seed + hvd.rank()).")
             return
