@@ -623,3 +623,21 @@ def test_ranks_that_play_are_told_to_play_differently(line, told):
         """
     )
     assert any(told in note.text for note in made.to_decide)
+
+
+def test_an_optimizer_that_repeats_its_closure_is_answered_with_the_remedy():
+    text = """
+        import torch
+
+        def closure():
+            loss = loss_of(model)
+            loss.backward()
+            return loss
+
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=100)
+        optimizer.step(closure)
+    """
+    with pytest.raises(UsageError, match=r"for _ in range\(1\): optimizer.step\(closure\)"):
+        done(text)
+    made = done(text.replace("optimizer.step(", "for _ in range(1): optimizer.step("))
+    assert "hvd.DistributedOptimizer(" in made.after

@@ -52,7 +52,7 @@ def convert_torch(plan: Plan) -> None:
     if not loops:
         raise UsageError(
             f"{script.path}: PyTorch, but no training loop: looked for a call of backward() that a "
-            f"for or while repeats{_elsewhere(script)}"
+            f"for or while repeats{_elsewhere(script) or _closure(script)}"
         )
     made = optimizers(script)
     trained = training(script, loops)
@@ -98,6 +98,16 @@ def _elsewhere(script: Script) -> str:
     files = {f for f in found if f is not None and b".backward(" in source(f)}
     names = ", ".join(sorted(os.path.relpath(f, folder) for f in files))
     return f". Convert {names}, and let only rank 0 print and save here" if names else ""
+
+
+def _closure(script: Script) -> str:
+    """Return what to do about an optimizer that repeats its step itself, or ""."""
+    if not any(receiver(c, "step") and c.args for c in script.calls):
+        return ""
+    return (
+        ". optimizer.step(closure) repeats it itself: put the step into a loop, such as "
+        "for _ in range(1): optimizer.step(closure)"
+    )
 
 
 def _point_out_noise(plan: Plan, loops: Sequence[TrainLoop]) -> None:
