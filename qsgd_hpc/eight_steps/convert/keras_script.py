@@ -27,6 +27,10 @@ SEED = re.compile(
 OPTIMIZER = re.compile(r"^(keras|tensorflow(\.keras)?)\.optimizers\.(legacy\.)?[A-Z]\w*$")
 # Data sets whose number of batches is unknown before they are read.
 UNSIZED = re.compile(r"(TFRecord|TextLine|Csv)Dataset|make_csv_dataset|\.from_generator$")
+SEQUENCE = (
+    "shard this Sequence: let its __len__ return 1 / hvd.size() of its batches, and __getitem__(i) "
+    "the batch i * hvd.size() + hvd.rank()."
+)
 SAMPLE_IT = (
     "give this loader sampler=torch.utils.data.DistributedSampler(data, hvd.size(), hvd.rank()), "
     "and call its set_epoch(epoch) in a callback."
@@ -184,6 +188,8 @@ def _data(plan: Plan, fit: cst.Call) -> None:
         plan.todo(fit, words.SHARD_IT)
     elif any(LOADER.match(script.called(c)) for c in sources(script, x) if isinstance(c, cst.Call)):
         plan.todo(fit, SAMPLE_IT)
+    elif any(_is_sequence(script, each) for each in sources(script, x)):
+        plan.todo(fit, SEQUENCE)
     elif tf_data.is_dataset(script, x) or (y is None and find(fit, "batch_size") is None):
         tf_data.shard_dataset(plan, x, fit)
     elif not dotted(x) or _several(script, x):
@@ -194,6 +200,13 @@ def _data(plan: Plan, fit: cst.Call) -> None:
             if part is not None:
                 text = script.code(part)
                 plan.replace(part, f"{text}[shard]" if dotted(part) else f"({text})[shard]")
+
+
+def _is_sequence(script: Script, node: cst.BaseExpression) -> bool:
+    """Return whether an expression makes an object of the script's own class of batches."""
+    owner = script.own_class(node)
+    bases = [script.qualified(each.value) for each in owner.bases] if owner is not None else []
+    return any(re.search(r"\.utils\.(Sequence|PyDataset)$", each) for each in bases)
 
 
 def _several(script: Script, x: cst.BaseExpression) -> bool:
