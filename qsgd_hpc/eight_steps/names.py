@@ -20,12 +20,10 @@ __all__ = [
     "is_optimizer_name",
     "is_scheduler",
     "names_in",
-    "plays",
     "receiver",
     "targets",
 ]
 
-_PLAYS = re.compile(r"(^|[._])envs?\.step$")
 _OPTIMIZER = re.compile(r"(^|\.)(opt|optim|optimi[sz]er)(_(?!.*sched)\w+)?$")
 
 How = Literal["import", "assign", "part", "with", "for", "parameter", "function", "class"]
@@ -109,11 +107,6 @@ def has_own_rate(called: str) -> bool:
         called: the qualified name of its class.
     """
     return called.rpartition(".")[2] == "LBFGS"
-
-
-def plays(called: str) -> bool:
-    """Return whether a call, such as `env.step`, is a step in an environment to learn from."""
-    return bool(_PLAYS.search(called))
 
 
 def is_optimizer_name(node: cst.CSTNode) -> bool:

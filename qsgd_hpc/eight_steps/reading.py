@@ -38,7 +38,6 @@ from qsgd_hpc.eight_steps.names import (
     is_optimizer_name,
     is_scheduler,
     names_in,
-    plays,
     receiver,
 )
 from qsgd_hpc.eight_steps.tree import Branch, Collector, Loop, Tree, once_per_node
@@ -62,7 +61,6 @@ __all__ = [
     "is_scheduler",
     "names_in",
     "parse",
-    "plays",
     "read",
     "receiver",
     "source",
@@ -88,6 +86,7 @@ OPERANDS = (
     *(cst.Name, cst.Attribute, cst.Call, cst.Subscript),
     *(cst.Integer, cst.Float, cst.SimpleString),
 )
+_PLAYS = re.compile(r"(^|[._])envs?\.step$")
 DEPTH = 12  # most names in a chain of names; longer ones are taken for a cycle
 
 
@@ -213,6 +212,20 @@ class Script(Tree):
         called = made.func if isinstance(made, cst.Call) else None
         found = self.binding(called) if isinstance(called, cst.Name) else None
         return found.at if found is not None and isinstance(found.at, cst.ClassDef) else None
+
+    def plays(self, call: cst.Call) -> bool:
+        """Return whether a call, such as `env.step`, is one of an environment to learn from.
+
+        An environment of the script is a class with a `reset` and a `step` that returns several
+        values, such as a state, a reward and the end of an episode.
+        """
+        called = self.definition(call)
+        owner = self.class_of(called) if called is not None else None
+        step = self._method(owner, "step") if owner and self._method(owner, "reset") else None
+        values = (n.value for n in self.inside(step) if isinstance(n, cst.Return)) if step else ()
+        return any(isinstance(each, cst.Tuple) for each in values) or bool(
+            _PLAYS.search(self.code(call.func))
+        )
 
     def _method(self, owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
         found = self.bindings.get((owner, name), ())

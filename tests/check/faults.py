@@ -222,6 +222,14 @@ FAULTS = (
     # Step 6
     Fault("torch_loader", "QH601", BROADCAST, "", "optimizer = hvd.Dist", True),
     Fault(
+        "torch_loader",
+        "QH601",
+        "    hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n",
+        "",
+        "optimizer = hvd.Dist",
+        True,
+    ),
+    Fault(
         "keras_fit",
         "QH601",
         "    hvd.callbacks.BroadcastGlobalVariablesCallback(0),\n",

@@ -122,6 +122,32 @@ def test_a_training_that_lasts_as_long_as_a_ranks_own_loss_is_large_is_found(tes
     assert ("QH802" in found) == expected
 
 
+GAME = """
+class Game:
+    def {name}(self):
+        self.state = 0
+
+    def step(self, action):
+        return self.state + action{more}
+
+world = Game()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "expected"),
+    [("reset", ", 1", True), ("restart", ", 1", False), ("reset", "", False)],
+)
+def test_a_step_of_an_environment_of_the_script_differs_between_ranks(name, more, expected):
+    game = GAME.format(name=name, more=more)
+    text = SCRIPT.format(end="").replace("for epoch", f"{game}for epoch", 1)
+    step = "    model(mine).sum().backward()"
+    kl = "    old[0], new[0] = world.step(1)\n    kl = (old - new).mean()\n"
+    leave = f"{kl}    if kl > 0.02:\n        break\n{step}"
+    found = [each.rule.id for each in check(parse(text.replace(step, leave)))]
+    assert ("QH802" in found) == expected
+
+
 JAX = """
 import jax, optax
 import qsgd_hpc.jax as hvd

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from qsgd_hpc.eight_steps.convert.cli import to_decide
 from tests.eight_steps.scripts import TF2, done, torch_script
 
 
@@ -429,3 +430,20 @@ def test_what_an_iterator_of_keras_draws_from_is_divided(drawn, remedy):
     notes = [note.text for note in done(text).to_decide]
     assert any(remedy in note for note in notes)
     assert not any(".shard(" in note for note in notes)
+
+
+@pytest.mark.parametrize("base", ["utils.PyDataset", "utils.Sequence"])
+def test_batches_of_an_own_class_of_keras_are_left_with_what_it_has(base):
+    made = done(f"""
+        import keras
+
+        class Data(keras.{base}):
+            def __getitem__(self, i):
+                return x[i], y[i]
+
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", loss="mse")
+        model.fit(Data(), epochs=2)
+    """)
+    assert ["__getitem__" in note.text for note in made.to_decide] == [True]
+    assert to_decide(made, "t.py").count("\n") == 1  # not of check, too

@@ -356,6 +356,15 @@ def test_an_optimizer_from_elsewhere_is_left_to_the_author(step):
     assert ["wrap this optimizer" in note.text for note in done(text).to_decide] == [True]
 
 
+def test_an_optimizer_from_elsewhere_alone_is_left_to_the_author_once():
+    text = torch_script(clip="torch.nn.utils.clip_grad_norm_(p, 1)\n        ")
+    made = done(text.replace("torch.optim.SGD(", "from_elsewhere("))
+    told = [note.text for note in made.to_decide]
+    assert sum("wrap" in each for each in told) == 1
+    assert any("average the gradients before clipping" in each for each in told)
+    assert "synchronize()" not in made.after  # which it has only when it is wrapped
+
+
 def test_an_optimizer_from_an_own_function_is_wrapped_there():
     own = "def build():\n    return torch.optim.Adam(head.parameters())\nopt_head = build()"
     made = done(torch_script(own, clip="opt_head.step()\n        "))

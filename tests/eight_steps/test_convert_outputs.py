@@ -183,13 +183,110 @@ def test_calls_of_a_tracker_that_another_module_opens_are_rank_0s():
     assert "if hvd.rank() == 0:\n        wandb.log({})" in after
 
 
-def test_every_rank_backs_up_to_a_folder_of_its_own_however_often_it_trains():
-    after = done("""
+@pytest.mark.parametrize(
+    "callbacks", ["{}", "{},", "\n    {},\n", "a, {}", "{}, b", "a, {}, b", "a,\n    {},\n    b,\n"]
+)
+def test_rank_0_restores_a_backup_before_the_broadcast(callbacks):
+    after = done(f"""
+import keras
+
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("sgd", loss="mse")
+model.fit(x, y, epochs=2, callbacks=[{callbacks.format("keras.callbacks.BackupAndRestore('d')")}])
+""").after
+    restore, _, others = after.partition("hvd.callbacks.BroadcastGlobalVariablesCallback(0)")
+    assert "*([keras.callbacks.BackupAndRestore('d')] if hvd.rank() == 0 else [])," in restore
+    assert "BackupAndRestore" not in others
+    assert [each for each in "ab" if f"{each}," in others] == [c for c in "ab" if c in callbacks]
+
+
+def test_a_backup_appended_to_the_callbacks_is_left_to_the_author():
+    made = done("""
         import keras
 
         model = keras.Sequential([keras.layers.Dense(1)])
         model.compile("sgd", loss="mse")
-        model.fit(x, y, epochs=2, callbacks=[keras.callbacks.BackupAndRestore("backup")])
-        model.fit(x, y, epochs=4)
-    """).after
-    assert after.count("""BackupAndRestore("backup" + f"/rank{hvd.rank()}")""") == 1
+        callbacks = [a]
+        callbacks.append(keras.callbacks.BackupAndRestore("d"))
+        model.fit(x, y, epochs=2, callbacks=callbacks)
+    """)
+    assert ["only rank 0 may have this" in note.text for note in made.to_decide] == [True]
+
+
+FIRST = "if hvd.rank() != 0:\n    hvd.barrier()\n"
+LAST = "if hvd.rank() == 0:\n    hvd.barrier()\n"
+WAIT = "hvd.barrier()  # until rank 0 has written the file\n"
+
+
+@pytest.mark.parametrize(
+    ("setup", "expected"),
+    [
+        (
+            "np.save('a.npy', a)\nprint('saved')\na = np.load('a.npy')",
+            f"    print('saved')\n{WAIT}a = np.load('a.npy')\n",
+        ),
+        (
+            "with open('a', 'w') as f:\n    for w in a:\n        f.write(w)\nb = open('a').read()",
+            f"        f.write(w)\n{WAIT}b = open('a').read()\n",
+        ),
+        (
+            "for w in a:\n    np.save(w, w)\nb = [np.load(w) for w in a]",
+            f"        np.save(w, w)\n{WAIT}b = [np",
+        ),
+        (
+            "f = open('a', 'w')\nf.write(b)\nf.close()\nb = open('a').read()",
+            f"f.close()\n{WAIT}b = open('a').read()\n",
+        ),
+        (
+            "if not os.path.exists('a'):\n    np.save('a', b)\na = np.load('a')",
+            f"{FIRST}if not os.path.exists('a'):\n    # ",
+        ),
+        (
+            "try:\n    a = np.load('a')\nexcept OSError:\n    np.save('a', b)",
+            f"{FIRST}try:\n",
+        ),
+        (
+            "def make():\n    if os.path.exists('a'):\n        return np.load('a')\n"
+            "    np.save('a', b)\n    return b\nb = make()",
+            f"{FIRST}b = make()\n{LAST}",
+        ),
+        (
+            "class Data:\n    def __init__(self):\n        if not os.path.exists('a'):\n"
+            "            self.make()\n        self.a = np.load('a')\n\n    def make(self):\n"
+            "        np.save('a', b)\n\nd = Data()",
+            "    if hvd.rank() == 0:\n            hvd.barrier()\n        self.a = ",
+        ),
+    ],
+)
+def test_ranks_read_a_file_from_before_the_training_when_rank_0_has_written_it(setup, expected):
+    after = convert("import os\nimport numpy as np\n" + torch_script(setup)).after
+    assert expected in after
+    assert after.count("hvd.barrier()") == (1 if WAIT in after else 2)
+
+
+@pytest.mark.parametrize(
+    ("setup", "after"),
+    [
+        ("np.save('a', b)", "pass"),  # nothing is read
+        ("plt.savefig('a')\nb = np.load('b')", "pass"),
+        ("b = np.load('b')", "np.save('a', b)"),  # the training writes
+        ("def get(i):\n    np.save(i, b)\n    return np.load(i)", "pass"),  # no known caller
+    ],
+)
+def test_ranks_do_not_wait_for_other_files(setup, after):
+    imports = "import numpy as np\nimport matplotlib.pyplot as plt\n"
+    assert "hvd.barrier()" not in convert(imports + torch_script(setup, after)).after
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_ranks_that_look_for_a_download_agree(returns):
+    early = "    if os.path.exists('a'):\n        return\n    urlretrieve(url, 'a')\n"
+    late = "    if not os.path.exists('a'):\n        urlretrieve(url, 'a')\n"
+    fetch = f"def fetch():\n{early if returns else late}\nfetch()\n"
+    imports = "import os\nfrom urllib.request import urlretrieve\n"
+    after = convert(imports + torch_script(fetch)).after
+    wait = "if hvd.local_rank() != 0:\n"
+    assert f"{wait}    hvd.barrier()\nfetch()\n" in after or (
+        f"{wait}        hvd.barrier()\n    if not os.path.exists('a'):\n" in after
+    )
+    assert after.count("hvd.barrier()") == 2

@@ -83,3 +83,26 @@ def test_noise_that_all_ranks_draw_alike_is_pointed_out(drawn, told):
 def test_a_seeded_generator_of_numpy_is_no_noise():
     text = NOISY.format(drawn="") + "import numpy as np\norder = np.random.RandomState(0)\n"
     assert "each rank draws other random numbers" not in done(text).after
+
+
+def test_noise_that_a_function_of_the_training_draws_is_pointed_out_before_a_samplers():
+    made = done("""
+        import torch
+
+        class Net(torch.nn.Linear):
+            def sample(self):
+                return torch.randn(1, 8)
+
+        def loss_of(x):
+            noise = torch.randn_like(x)
+            return (net(x + noise) - noise).mean()
+
+        net = Net(8, 8)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for x in torch.utils.data.DataLoader(data, batch_size=8, shuffle=True):
+            optimizer.zero_grad()
+            loss_of(x).backward()
+            optimizer.step()
+    """)
+    (note,) = [each for each in made.to_decide if "same numbers" in each.text]
+    assert "noise = " in made.before.split("\n")[note.line - 1]

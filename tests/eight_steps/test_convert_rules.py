@@ -597,11 +597,22 @@ def test_a_class_next_to_the_script_that_writes_is_pointed_out(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(("line", "told"), [("env.step(1)", "play other episodes"), ("", "shard")])
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("env.step(1)", "play other episodes"),
+        ("world.step(1)", "play other episodes"),
+        ("", "shard"),
+    ],
+)
 def test_ranks_that_play_are_told_to_play_differently(line, told):
     made = done(
         f"""
         import torch
+        class Game:
+            def reset(self): return 0
+            def step(self, action): return 1, False
+        world = Game()
         net = torch.nn.Linear(8, 1)
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         for episode in range(9):
@@ -612,3 +623,21 @@ def test_ranks_that_play_are_told_to_play_differently(line, told):
         """
     )
     assert any(told in note.text for note in made.to_decide)
+
+
+def test_an_optimizer_that_repeats_its_closure_is_answered_with_the_remedy():
+    text = """
+        import torch
+
+        def closure():
+            loss = loss_of(model)
+            loss.backward()
+            return loss
+
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=100)
+        optimizer.step(closure)
+    """
+    with pytest.raises(UsageError, match=r"for _ in range\(1\): optimizer.step\(closure\)"):
+        done(text)
+    made = done(text.replace("optimizer.step(", "for _ in range(1): optimizer.step("))
+    assert "hvd.DistributedOptimizer(" in made.after

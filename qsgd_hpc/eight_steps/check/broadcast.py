@@ -39,7 +39,8 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def check_missing(facts: Facts) -> Iterator[Finding]:
-    if facts.uses(*OF_STATE, *OTHERS) or facts.mentions(*OTHER_WAYS):
+    weights = (name for name in OF_STATE if name != "broadcast_optimizer_state")
+    if facts.uses(*weights, *OTHERS) or facts.mentions(*OTHER_WAYS):
         return
     wraps = facts.calls(*WRAPPERS, *TAPES)
     where = wraps[0] if wraps else facts.events[facts.training[0]].call
@@ -82,12 +83,10 @@ def torch_edits(facts: Facts) -> tuple[Edit, ...]:
     model = wrapped_model(facts, wraps[0])
     if not optimizer or not model:
         return ()
-    return insert_after(
-        script,
-        wraps[0],
-        f"{hvd}.broadcast_parameters({model}.state_dict(), root_rank=0)",
-        f"{hvd}.broadcast_optimizer_state({optimizer}, root_rank=0)",
-    )
+    lines = [f"{hvd}.broadcast_parameters({model}.state_dict(), root_rank=0)"]
+    if not facts.uses("broadcast_optimizer_state"):
+        lines.append(f"{hvd}.broadcast_optimizer_state({optimizer}, root_rank=0)")
+    return insert_after(script, wraps[0], *lines)
 
 
 def wrapped_model(facts: Facts, wrap: cst.Call) -> str:

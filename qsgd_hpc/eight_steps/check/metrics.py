@@ -10,7 +10,7 @@ import libcst as cst
 from qsgd_hpc.eight_steps.check.broadcast import add_callback, callbacks_module, fit_of
 from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Finding, Severity
-from qsgd_hpc.eight_steps.reading import Binding, Framework, argument, plays
+from qsgd_hpc.eight_steps.reading import Binding, Framework, argument
 
 __all__ = ["check"]
 
@@ -138,7 +138,7 @@ def _is_own(facts: Facts, test: cst.BaseExpression, averaged: Set[Binding | None
     By a metric of a shard, an environment, or a clock.
     """
     found = facts.reach(test)
-    episode = any(plays(facts.script.code(call.func)) for call in found.calls)
+    episode = any(facts.script.plays(call) for call in found.calls)
     rewards = {each for each in found.bindings if REWARD.search(each.name)}
     metrics = {each for each in found.bindings if METRIC.search(each.name)}
     known = found.api & set(AVERAGES) or averaged & (metrics | rewards)

@@ -159,9 +159,11 @@ def changes(script: Script) -> dict[Place, list[cst.CSTNode]]:
                 added = [each.value for each in node.args]
                 found.setdefault(place_of(script, owner), []).extend(added)
         elif isinstance(node, cst.Assign):
-            for each in node.targets:
-                if isinstance(each.target, cst.Subscript):
-                    found.setdefault(place_of(script, each.target.value), []).append(node.value)
+            for target in (each.target for each in node.targets):
+                parts = target.elements if isinstance(target, cst.Tuple) else ()
+                for part in [each.value for each in parts] or [target]:  # a[i], b[i] = x, y
+                    if isinstance(part, cst.Subscript):
+                        found.setdefault(place_of(script, part.value), []).append(node.value)
         elif isinstance(node, cst.AugAssign):
             found.setdefault(place_of(script, node.target), []).append(node.value)
     return found

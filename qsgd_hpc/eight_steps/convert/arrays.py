@@ -10,7 +10,7 @@ import libcst as cst
 from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, extent, subscripted, training
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import Script, dotted, names_in, plays
+from qsgd_hpc.eight_steps.reading import Script, dotted, names_in
 
 __all__ = ["leave_data", "point_out_parts", "shard_arrays", "slice_of"]
 
@@ -25,7 +25,7 @@ def slice_of(name: str) -> str:
 def leave_data(plan: Plan, loop: TrainLoop) -> None:
     """Leave the data of a loop, which were not recognised, to the author."""
     script = plan.script
-    played = any(plays(script.code(call.func)) for call in script.calls)
+    played = any(script.plays(call) for call in script.calls)
     plan.todo(loop.loop, words.PLAY_IT if played else words.SHARD_IT)
 
 
@@ -37,7 +37,7 @@ def shard_arrays(plan: Plan, loop: TrainLoop) -> bool:
     if not names or end is None:
         return False
     if not any(name in names_in(end) for name in names):
-        plan.todo(loop.loop, words.SHARD_IT)
+        leave_data(plan, loop)
         return True
     if set(names) <= plan.arrays:
         return True

@@ -119,17 +119,20 @@ def to_decide(done: Conversion, name: str) -> str:
         name: name of the new script.
     """
     lines = []
-    clips = set()  # the lines below a TODO on clipping, of which the check warns, too
+    below: dict[int, str] = {}  # the TODO above a line, of which the check may warn, too
     after = split(done.after)
     for number, line in enumerate(after, start=1):
-        _, marked, begin = line.partition(TODO)
-        notes = [n for n in done.to_decide if marked and n.text.startswith(begin.strip())]
+        _, mark, begin = line.partition(TODO)
+        notes = [n for n in done.to_decide if mark and n.text.startswith(begin.strip())]
         lines += [f"  {name}:{number}: {note.text}" for note in notes[:1]]
-        if notes and notes[0].text == words.CLIP_IT:
-            below = (i for i, each in enumerate(after) if i >= number and each.lstrip()[:1] != "#")
-            clips.add(next(below) + 1)
+        if notes:
+            code = (i for i, each in enumerate(after) if i >= number and each.lstrip()[:1] != "#")
+            at = next(code) + 1
+            below[at] = f"{below.get(at, '')} {notes[0].text}"
     for found in check(parse(done.after, done.path)):
-        twice = found.rule.id == "QH504" and found.line in clips
+        marked = {"QH504": (words.CLIP_IT,), "QH301": (" shard ", "sampler=")}
+        above = below.get(found.line, "")
+        twice = any(each in above for each in marked.get(found.rule.id, ()))
         if found.severity is not Severity.NOTE and not twice:
             lines.append(f"  {name}:{found.line}: {found.reason}. {found.remedy}")
     return "\n".join(["To decide:", *lines] if lines else [])

@@ -9,8 +9,8 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, torch_data, words
 from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
-from qsgd_hpc.eight_steps.convert.downloads import download_once
-from qsgd_hpc.eight_steps.convert.loops import reaching, train_loops
+from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once
+from qsgd_hpc.eight_steps.convert.loops import reaching, train_loops, training
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
@@ -42,7 +42,9 @@ def convert_jax(plan: Plan) -> None:
             f"{script.path}: JAX, but no training loop: looked for jax.grad, jax.value_and_grad or "
             "the update of an optimizer of optax that a for or while repeats"
         )
-    download_once(plan, "hvd.barrier()")  # first: a sampler needs what its loader downloads
+    trained = training(script, loops)
+    # First: a sampler needs what its loader downloads.
+    download_once(plan, trained, "hvd.barrier()")
     loaders = torch_data.find_loaders(script, loops)
     torch_data.shard_loaders(plan, loaders)
     for loop in loops:
@@ -66,8 +68,8 @@ def convert_jax(plan: Plan) -> None:
     if opening.unlike_ranks(script):
         plan.todo(loops[0].loop, "fold hvd.rank() into the random key of dropout or noise.")
     opening.agree_on_random_numbers(plan)
-    training = reaching(script, [*updates, *gradients, *made])
-    guard_outputs(plan, training)
+    guarded = guard_outputs(plan, reaching(script, [*updates, *gradients, *made]))
+    prepare_once(plan, guarded, trained, "hvd.barrier()")
     _open(plan, torch_data.seeding(script) if loaders.all else [])
 
 

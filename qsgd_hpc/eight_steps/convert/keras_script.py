@@ -9,9 +9,9 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, tf_data, words
 from qsgd_hpc.eight_steps.convert.arrays import slice_of
-from qsgd_hpc.eight_steps.convert.downloads import download_once, wait_behind
+from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_behind
 from qsgd_hpc.eight_steps.convert.loops import callers, reaching, sources
-from qsgd_hpc.eight_steps.convert.plan import ARGUMENT, Plan
+from qsgd_hpc.eight_steps.convert.plan import ARGUMENT, Edit, Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
 from qsgd_hpc.eight_steps.convert.rates import KERAS_RATES, is_number, scale, scaled
 from qsgd_hpc.eight_steps.convert.torch_data import LOADER
@@ -27,6 +27,10 @@ SEED = re.compile(
 OPTIMIZER = re.compile(r"^(keras|tensorflow(\.keras)?)\.optimizers\.(legacy\.)?[A-Z]\w*$")
 # Data sets whose number of batches is unknown before they are read.
 UNSIZED = re.compile(r"(TFRecord|TextLine|Csv)Dataset|make_csv_dataset|\.from_generator$")
+SEQUENCE = (
+    "shard this Sequence: let its __len__ return 1 / hvd.size() of its batches, and __getitem__(i) "
+    "the batch i * hvd.size() + hvd.rank()."
+)
 SAMPLE_IT = (
     "give this loader sampler=torch.utils.data.DistributedSampler(data, hvd.size(), hvd.rank()), "
     "and call its set_epoch(epoch) in a callback."
@@ -81,17 +85,19 @@ def convert_keras(plan: Plan) -> None:
         called = script.called(call)
         if called.endswith((".evaluate", ".predict")) and script.definition(call) is None:
             _quiet(plan, call)
-        elif called.endswith(".callbacks.BackupAndRestore"):
-            _back_up_each(plan, call)
+        elif called.endswith(".callbacks.BackupAndRestore") and call not in plan.removed:
+            plan.todo(call, "only rank 0 may have this, before BroadcastGlobalVariablesCallback.")
     reseed(plan)
     opening.agree_on_random_numbers(plan)
     wait = "hvd.allgather_object(None)"
-    download_once(plan, wait)
+    trained = [*fits, *callers(script, fits)]
+    download_once(plan, trained, wait)
     loads = [
         c for c in script.calls if LOADS.search(script.called(c)) and script.definition(c) is None
     ]
-    wait_behind(plan, loads, [*fits, *callers(script, fits)], wait)
-    guard_outputs(plan, reaching(script, [*fits, *compiles]))
+    wait_behind(plan, loads, trained, wait)
+    guarded = guard_outputs(plan, reaching(script, [*fits, *compiles]))
+    prepare_once(plan, guarded, trained, wait)
     keras = script.name_of("keras")
     needed = keras_needed(plan)
     more = opening.imports_of(script, "tensorflow") if script.name_of("tensorflow") else []
@@ -182,6 +188,8 @@ def _data(plan: Plan, fit: cst.Call) -> None:
         plan.todo(fit, words.SHARD_IT)
     elif any(LOADER.match(script.called(c)) for c in sources(script, x) if isinstance(c, cst.Call)):
         plan.todo(fit, SAMPLE_IT)
+    elif any(_is_sequence(script, each) for each in sources(script, x)):
+        plan.todo(fit, SEQUENCE)
     elif tf_data.is_dataset(script, x) or (y is None and find(fit, "batch_size") is None):
         tf_data.shard_dataset(plan, x, fit)
     elif not dotted(x) or _several(script, x):
@@ -192,6 +200,13 @@ def _data(plan: Plan, fit: cst.Call) -> None:
             if part is not None:
                 text = script.code(part)
                 plan.replace(part, f"{text}[shard]" if dotted(part) else f"({text})[shard]")
+
+
+def _is_sequence(script: Script, node: cst.BaseExpression) -> bool:
+    """Return whether an expression makes an object of the script's own class of batches."""
+    owner = script.own_class(node)
+    bases = [script.qualified(each.value) for each in owner.bases] if owner is not None else []
+    return any(re.search(r"\.utils\.(Sequence|PyDataset)$", each) for each in bases)
 
 
 def _several(script: Script, x: cst.BaseExpression) -> bool:
@@ -291,6 +306,9 @@ def _add_callbacks(plan: Plan, fit: cst.Call, warm_up: str, keeps_list: bool) ->
         *([warm_up] if warm_up else []),
     ]
     given = argument(fit, "callbacks", 5)
+    known = sources(plan.script, given)[0] if given is not None else None
+    if isinstance(known, cst.List):
+        ours = [*_backups(plan, known), *ours]
     texts = TEXTS if warm_up else TEXTS[:2]
     if given is None:
         _explain(plan, fit, texts)
@@ -312,14 +330,29 @@ def _add_callbacks(plan: Plan, fit: cst.Call, warm_up: str, keeps_list: bool) ->
         _appended(plan, given)
 
 
-def _back_up_each(plan: Plan, call: cst.Call) -> None:
-    """Give each rank its own folder: every rank must restore the epoch."""
-    folder = argument(call, "backup_dir", 0)
-    if folder is None or "hvd.rank()" in plan.script.code(folder):
-        return
-    text = "Every rank restores its weights and its epoch from a folder of its own."
-    plan.step(7, text, call, once=True)
-    plan.replace(folder, f'{plan.script.operand(folder)} + f"/rank{{hvd.rank()}}"')
+def _backups(plan: Plan, known: cst.List) -> list[str]:
+    """Take BackupAndRestore out of a list: rank 0's, before the broadcast of what it restores."""
+    script, found = plan.script, []
+    elements = list(known.elements)
+    for at, element in enumerate(elements):
+        given, made = element.value, script.value(element.value)
+        name = script.called(made) if isinstance(made, cst.Call) else ""
+        if not name.endswith(".callbacks.BackupAndRestore"):
+            continue
+        found.append(f"*([{script.code(given)}] if hvd.rank() == 0 else [])")
+        if given in plan.removed:
+            continue
+        plan.removed |= {given, made}
+        plan.step(7, "Rank 0 restores the epoch, and the others get it from it.", known)
+        start, end = script.span(given)
+        if at + 1 < len(elements):
+            end = script.span(elements[at + 1].value)[0]
+        elif at:
+            start = script.span(elements[at - 1].value)[1]
+        elif isinstance(element.comma, cst.Comma):
+            end = script.text.index(",", end) + 1
+        plan.edits.append(Edit(start, end, ""))
+    return found
 
 
 def _explain(plan: Plan, at: cst.CSTNode, texts: Sequence[tuple[int, str]]) -> None:
@@ -343,7 +376,8 @@ def _extend(plan: Plan, known: cst.List, ours: list[str], texts: Sequence[tuple[
     elif first == last:
         inner = indent + script.module.default_indent
         plan.insert(after_bracket, _lines(plan, ours, indent).rstrip() + plan.newline + inner)
-        comma = "" if isinstance(known.elements[-1].comma, cst.Comma) else ","
+        empty = len(known.elements) == 1 and known.elements[0].value in plan.removed
+        comma = "" if isinstance(known.elements[-1].comma, cst.Comma) or empty else ","
         plan.insert(before_bracket, f"{comma}{plan.newline}{indent}", ARGUMENT)
     else:
         plan.insert(after_bracket, f"{', '.join(ours)}, ")

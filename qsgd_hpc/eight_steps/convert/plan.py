@@ -81,6 +81,8 @@ class Plan:
         """Calls whose data set, or number of batches, is divided among the ranks already."""
         self.written: set[cst.CSTNode] = set()
         """Callbacks that only rank 0 has already, because they write files."""
+        self.removed: set[cst.CSTNode] = set()
+        """Callbacks that are in another place of their list now."""
         self.alike = False
         """Whether ranks must draw equal numbers in training, too: they split shuffled data."""
         self.needs_module_level_init = False

@@ -16,7 +16,7 @@ from qsgd_hpc.eight_steps.outputs import WRITES, opens
 from qsgd_hpc.eight_steps.reading import Script, dotted, find, names_in, read
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["guard_outputs"]
+__all__ = ["guard_outputs", "is_file"]
 
 PRINTS = re.compile(
     r"^(print|tensorflow\.print|pprint\.pprint|sys\.std(out|err)\.(write|flush)"
@@ -25,6 +25,9 @@ PRINTS = re.compile(
 SAVES = re.compile(
     rf"^({WRITES}|pickle\.dump|json\.dump|matplotlib\.pyplot\.show|shutil\.(copy\w*|move|rmtree)"
     r"|os\.(remove|rename|replace|mkdir|unlink)|(wandb|mlflow|neptune)\.\w+)$"
+)
+SHOWS = re.compile(
+    r"(^(wandb|mlflow|neptune)\.\w+|(^|\.)(show|savefig|imwrite|save_image|summary|add_\w+))$"
 )
 METHODS = re.compile(
     r"^(save|save_weights|save_model|save_pretrained|export|summary|savefig|to_csv|to_json"
@@ -57,6 +60,13 @@ def is_output(script: Script, call: cst.Call) -> bool:
     if method in ("rename", "replace"):  # methods of a path; a string's would have no effect
         return len(call.args) == 1 and call.args[0].keyword is None
     return bool(METHODS.match(method)) or bool(WRITERS.search(script.qualified(call.func.value)))
+
+
+def is_file(script: Script, call: cst.Call) -> bool:
+    """Return whether a call writes or removes a file that the script may read."""
+    return is_output(script, call) and not (
+        is_print(script, call) or SHOWS.search(script.called(call))
+    )
 
 
 def is_progress_bar(script: Script, call: cst.Call) -> bool:
@@ -119,21 +129,25 @@ def own_work(
     return trains, any(isinstance(n, works) for f in functions for n in script.inside(f.body))
 
 
-def guard_outputs(plan: Plan, training: frozenset[cst.FunctionDef]) -> None:
+def guard_outputs(
+    plan: Plan, training: frozenset[cst.FunctionDef]
+) -> dict[cst.CSTNode, cst.CSTNode]:
     """Let only rank 0 print and write, but let every rank compute the values.
 
     Args:
         plan: the plan to extend.
         training: the functions that every rank must call.
+    Returns:
+        The statements that only rank 0 runs, each with the last one under its condition.
     """
     script = plan.script
     first_line = import_line(script)  # nothing up to it is changed
     record_once(plan)
-    done: set[cst.CSTNode] = set()
+    done: dict[cst.CSTNode, cst.CSTNode] = {}
     for block in script.nodes:
         if not isinstance(block, cst.Module | cst.IndentedBlock):
             continue
-        if not done.isdisjoint(script.ancestors(block)):
+        if any(each in done for each in script.ancestors(block)):
             continue
         group: list[cst.BaseStatement] = []
         for statement in block.body:
@@ -144,7 +158,7 @@ def guard_outputs(plan: Plan, training: frozenset[cst.FunctionDef]) -> None:
                 group = []
             if alone:
                 group.append(statement)
-                done.add(statement)
+                done |= dict.fromkeys(group, statement)
         if group:
             _guard(plan, group, training)
     for node in script.nodes:
@@ -155,6 +169,7 @@ def guard_outputs(plan: Plan, training: frozenset[cst.FunctionDef]) -> None:
             plan.todo(node, "every rank does this, but only rank 0 should write or print.")
     _bars(plan)
     _name_other_writers(plan)
+    return done
 
 
 def _split(plan: Plan, line: cst.SimpleStatementLine, training: frozenset[cst.FunctionDef]) -> None:

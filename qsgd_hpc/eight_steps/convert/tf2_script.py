@@ -9,9 +9,9 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, tf_data, words
 from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
-from qsgd_hpc.eight_steps.convert.downloads import download_once
+from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once
 from qsgd_hpc.eight_steps.convert.keras_script import is_optimizer, reseed, scale_optimizer
-from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, reaching, train_loops
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, reaching, train_loops, training
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import (
     Plan,
@@ -61,9 +61,10 @@ def convert_tf2(plan: Plan) -> None:
     _writers(plan)
     reseed(plan)
     opening.agree_on_random_numbers(plan)
-    download_once(plan, "hvd.barrier()")
-    training = reaching(script, [*gradients, *applies, *optimizers])
-    guard_outputs(plan, training)
+    trained = training(script, loops)
+    download_once(plan, trained, "hvd.barrier()")
+    guarded = guard_outputs(plan, reaching(script, [*gradients, *applies, *optimizers]))
+    prepare_once(plan, guarded, trained, "hvd.barrier()")
     tf = script.name_of("tensorflow")
     more = opening.imports_of(script, "tensorflow") if tf else ["import tensorflow as tf"]
     opening.open_script(plan, "qsgd_hpc.tensorflow", more, tf_data.pin_tensorflow(tf or "tf"))

@@ -11,7 +11,7 @@ import libcst as cst
 from qsgd_hpc.eight_steps.check.helpers import own_module
 from qsgd_hpc.eight_steps.convert import opening, torch_data, words
 from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
-from qsgd_hpc.eight_steps.convert.downloads import download_once, wait_behind
+from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_behind
 from qsgd_hpc.eight_steps.convert.loops import (
     TrainLoop,
     reaching,
@@ -52,10 +52,12 @@ def convert_torch(plan: Plan) -> None:
     if not loops:
         raise UsageError(
             f"{script.path}: PyTorch, but no training loop: looked for a call of backward() that a "
-            f"for or while repeats{_elsewhere(script)}"
+            f"for or while repeats{_elsewhere(script) or _closure(script)}"
         )
     made = optimizers(script)
-    download_once(plan, "hvd.barrier()")  # first: a sampler needs what its loader downloads
+    trained = training(script, loops)
+    # First: a sampler needs what its loader downloads.
+    download_once(plan, trained, "hvd.barrier()")
     loaders = torch_data.find_loaders(script, loops)
     torch_data.shard_loaders(plan, loaders)
     for loop in loops:
@@ -67,25 +69,25 @@ def convert_torch(plan: Plan) -> None:
     known = steps_of(script, loops, names, bool(loaders.train), unsized)
     distribute_optimizers(plan, loops, known)
     _count_steps(plan, loaders)
-    _wait_for_files(plan, loops)
+    _wait_for_files(plan, trained)
+    others = _name_other_optimizers(plan)
     if not made:
         by_hand = any(isinstance(n, cst.Attribute) and n.attr.value == "grad" for n in script.nodes)
-        plan.todo(
-            loops[0].loop,
-            "average each gradient before it is used: hvd.allreduce_(p.grad)."
-            if by_hand
-            else "wrap the optimizer: hvd.DistributedOptimizer(optimizer).",
-        )
+        text = "wrap the optimizer: hvd.DistributedOptimizer(optimizer)."
+        if by_hand:
+            text = "average each gradient before it is used: hvd.allreduce_(p.grad)."
+        if by_hand or not others:
+            plan.todo(loops[0].loop, text)
         plan.todo(loops[0].loop, "broadcast parameters and optimizer state before the first step.")
-    _name_other_optimizers(plan)
     for loop, calls in loaders.fed:
         average_metrics(plan, loop, len(calls) > 1)
     _share_running_averages(plan, loops)
-    _average_before_clipping(plan)
+    _average_before_clipping(plan, others if made else None)
     _any_gpu(plan)
     opening.agree_on_random_numbers(plan)
     _point_out_noise(plan, loops)
-    guard_outputs(plan, reaching(script, (*steps, *made)))
+    guarded = guard_outputs(plan, reaching(script, (*steps, *made)))
+    prepare_once(plan, guarded, trained, "hvd.barrier()")
     _open(plan)
 
 
@@ -98,22 +100,36 @@ def _elsewhere(script: Script) -> str:
     return f". Convert {names}, and let only rank 0 print and save here" if names else ""
 
 
+def _closure(script: Script) -> str:
+    """Return what to do about an optimizer that repeats its step itself, or ""."""
+    if not any(receiver(c, "step") and c.args for c in script.calls):
+        return ""
+    return (
+        ". optimizer.step(closure) repeats it itself: put the step into a loop, such as "
+        "for _ in range(1): optimizer.step(closure)"
+    )
+
+
 def _point_out_noise(plan: Plan, loops: Sequence[TrainLoop]) -> None:
     """Leave noise of the training to the author: a test may draw it, too, on which ranks agree."""
     script = plan.script
     if opening.unlike_ranks(script):
         return  # each rank has a seed of its own
     bodies = {each.loop for each in loops}
-    for call in script.calls:
+    used = {f for body in bodies for c in script.calls_in(body) if (f := script.definition(c))}
+    drawn = [c for c in script.calls if NOISE.match(script.called(c))]
+    # First those of the loops and of what they call; a class may be called by its name only.
+    drawn.sort(key=lambda c: not (bodies & {*script.ancestors(c)} or script.function(c) in used))
+    for call in drawn:
         function = script.function(call)
-        forward = function is not None and script.class_of(call) and function.name.value[:2] != "__"
-        if NOISE.match(script.called(call)) and (forward or bodies & {*script.ancestors(call)}):
+        method = function is not None and script.class_of(call) and function.name.value[:2] != "__"
+        if method or function in used or bodies & {*script.ancestors(call)}:
             text = "all ranks draw the same numbers here: seed each rank differently if only the "
             plan.todo(call, f"{text}training draws them: torch.manual_seed(seed + hvd.rank()).")
             return
 
 
-def _wait_for_files(plan: Plan, loops: Sequence[TrainLoop]) -> None:
+def _wait_for_files(plan: Plan, trained: Sequence[cst.CSTNode]) -> None:
     """Let the ranks load a file behind the training only when rank 0 has written it."""
     script = plan.script
     if not any(script.called(call) == "torch.save" for call in script.calls):
@@ -122,7 +138,7 @@ def _wait_for_files(plan: Plan, loops: Sequence[TrainLoop]) -> None:
         if script.called(call).startswith("tempfile."):
             plan.todo(call, "each rank has another temporary folder; rank 0 writes to its own.")
     loads = [call for call in script.calls if script.called(call) == "torch.load"]
-    wait_behind(plan, loads, training(script, loops), "hvd.barrier()")
+    wait_behind(plan, loads, trained, "hvd.barrier()")
 
 
 def _open(plan: Plan) -> None:
@@ -152,9 +168,10 @@ def _steps(script: Script) -> list[tuple[cst.Call, cst.BaseExpression]]:
     ]
 
 
-def _name_other_optimizers(plan: Plan) -> None:
-    """Leave optimizers from outside of torch.optim to the author."""
+def _name_other_optimizers(plan: Plan) -> set[cst.CSTNode]:
+    """Leave optimizers from outside of torch.optim to the author; returns what makes them."""
     script = plan.script
+    found: set[cst.CSTNode] = set()
     wrapped = {f.name.value for made in optimizers(script) for f in script.functions(made)}
     for call in script.calls:
         stepped = receiver(call, "step")
@@ -171,10 +188,17 @@ def _name_other_optimizers(plan: Plan) -> None:
                 method not in wrapped if own is None else own.name.value == "__init__"
             ):
                 plan.todo(made, "wrap this optimizer, multiply its rate by hvd.size(), warm it up.")
+                found.add(made)
+    return found
 
 
-def _average_before_clipping(plan: Plan) -> None:
-    """Wait for the mean of all ranks' gradients before they are clipped."""
+def _average_before_clipping(plan: Plan, others: set[cst.CSTNode] | None) -> None:
+    """Wait for the mean of all ranks' gradients before they are clipped.
+
+    Args:
+        plan: the plan to extend.
+        others: what makes the optimizers that the author has to wrap; None: all of them.
+    """
     script = plan.script
     prepared: set[cst.CSTNode] = set()
     for clip in [call for call in script.calls if CLIPS.match(script.called(call))]:
@@ -183,7 +207,8 @@ def _average_before_clipping(plan: Plan) -> None:
         found = _step_after(script, clip)
         statement = plan.anchor(found[0]) if found is not None else None
         first = _beside(script, clip, statement)
-        if found is None or first is None or statement is None:
+        left = found is not None and (others is None or script.value(found[1]) in others)
+        if found is None or first is None or statement is None or left:
             plan.todo(clip, words.CLIP_IT)
         elif statement not in prepared:
             prepared.add(statement)
