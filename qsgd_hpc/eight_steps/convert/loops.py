@@ -107,7 +107,7 @@ def training(script: Script, loops: Iterable[TrainLoop]) -> list[cst.CSTNode]:
 
 
 def behind(
-    script: Script, call: cst.Call, nodes: Sequence[cst.CSTNode], depth: int = DEPTH
+    script: Script, call: cst.CSTNode, nodes: Sequence[cst.CSTNode], depth: int = DEPTH
 ) -> Iterator[cst.CSTNode]:
     """Yield what makes a call after one of these nodes: it or a `with` around it, or a caller.
 
@@ -115,7 +115,7 @@ def behind(
     """
     function = script.function(call)
     beside = [node for node in nodes if script.function(node) is function]
-    first: cst.CSTNode = call
+    first = call
     for around in script.ancestors(call):
         if around is function:
             break
