@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Average, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
@@ -159,13 +160,13 @@ def alltoall(
         HorovodInternalError: the ranks' tensors do not match, or a rank died.
     """
     source = as_rows(tf.convert_to_tensor(tensor), "alltoall")
-    parts = [] if splits is None else splits
+    parts = _whole_numbers(() if splits is None else splits)
     operations = [ops.operation("alltoall", full_name("alltoall", name), process_set)]
     made = run(
         "qsgd_alltoall",
         operations,
         tensors=[source],
-        splits=tf.cast(tf.convert_to_tensor(parts, _integer(parts)), tf.int64),
+        splits=parts,
     )
     received = with_unknown_rows(made.received[0], like=source)
     if splits is None:
@@ -173,6 +174,10 @@ def alltoall(
     return received, tf.cast(made.rows[0], tf.int32)
 
 
-def _integer(splits: Any) -> tf.DType | None:
-    """Return the type to convert a list to, because TensorFlow cannot infer an empty list's."""
-    return tf.int64 if isinstance(splits, list) else None
+def _whole_numbers(splits: Any) -> tf.Tensor:
+    # TensorFlow takes the type of an empty list for float32.
+    empty = isinstance(splits, list | tuple) and not splits
+    numbers = tf.convert_to_tensor(splits, tf.int64 if empty else None)
+    if not numbers.dtype.is_integer:
+        raise UsageError(f"alltoall with splits= of type {numbers.dtype.name}: pass integers")
+    return tf.cast(numbers, tf.int64)
