@@ -44,7 +44,16 @@ def broadcast_parameters(
 def broadcast_optimizer_state(
     state: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return root_rank's state of an optax optimizer; see :func:`broadcast_parameters`."""
+    """Return root_rank's state of an optax optimizer; see :func:`broadcast_parameters`.
+
+    Raises:
+        UsageError: the optimizer was passed instead of its state.
+    """
+    if hasattr(state, "init") and hasattr(state, "update"):
+        raise UsageError(
+            "broadcast_optimizer_state takes the state, not the optimizer: pass "
+            "optimizer.init(params), and keep the result"
+        )
     return _broadcast_tree(state, "optimizer.state", root_rank, process_set)
 
 

@@ -83,6 +83,11 @@ def DistributedOptimizer(
     """
     import optax
 
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise UsageError(
+            f"DistributedOptimizer wraps an optimizer of optax, such as optax.adam(1e-3), not a "
+            f"{type(optimizer).__name__}"
+        )
     passes = checked_passes(backward_passes_per_step)
     reduction = checked_reduction(
         op,

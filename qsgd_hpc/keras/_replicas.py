@@ -54,25 +54,36 @@ def broadcast_values(
             variable.assign(handle.wait())
 
 
-def unequal(mine: Any, process_set: ProcessSet) -> Iterator[tuple[int, Any, int, Any]]:
+def unequal(mine: Any, process_set: ProcessSet, doing: str) -> Iterator[tuple[int, Any, int, Any]]:
     """Compare a value over the ranks of the set; collective.
 
     Args:
         mine: this rank's value, which can be pickled.
         process_set: the ranks.
+        doing: what this rank does, for the error if another rank compares a value elsewhere.
     Yields:
         For each rank whose value is another than the first rank's: the rank and its value, the
         first rank and its value.
+    Raises:
+        UsageError: the ranks are at different places of the script; on every rank.
     """
-    everyone = arrays.allgather_object(mine, process_set=process_set)
+    everyone = arrays.allgather_object((doing, mine), process_set=process_set)
     ranks = process_set.ranks or []
-    for rank, theirs in zip(ranks, everyone, strict=True):
-        if theirs != everyone[0]:
-            yield rank, theirs, ranks[0], everyone[0]
+    place, first = everyone[0]
+    for rank, (other_place, _) in zip(ranks, everyone, strict=True):
+        if other_place != place:
+            raise UsageError(
+                f"rank {rank} {other_place} while rank {ranks[0]} {place}. Every rank needs the "
+                "same number of epochs and the callbacks of qsgd_hpc; EarlyStopping stops all "
+                "ranks alike after hvd.callbacks.MetricAverageCallback()"
+            )
+    for rank, (_, theirs) in zip(ranks, everyone, strict=True):
+        if theirs != first:
+            yield rank, theirs, ranks[0], first
 
 
 def _require_equal_names(names: list[str], process_set: ProcessSet) -> None:
-    for rank, theirs, first_rank, first in unequal(names, process_set):
+    for rank, theirs, first_rank, first in unequal(names, process_set, "broadcasts"):
         pairs = zip(theirs, first, strict=False)
         here, there = next((p for p in pairs if p[0] != p[1]), (len(theirs), len(first)))
         what = "name of a variable" if isinstance(here, str) else "number of variables"
@@ -91,7 +102,7 @@ def require_equal(variables: Sequence[Any], process_set: ProcessSet = global_pro
         UsageError: on every rank; it names a variable and a rank.
     """
     mine = [(name_of(v), _digest(v)) for v in variables]
-    for rank, theirs, first_rank, first in unequal(mine, process_set):
+    for rank, theirs, first_rank, first in unequal(mine, process_set, "ends fit"):
         pairs = zip(theirs, first, strict=False)
         names = [name for (name, digest), (_, expected) in pairs if digest != expected]
         what = f"variable {names[0]!r}" if names else "the number of variables"

@@ -90,7 +90,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         # With accumulation, ranks whose numbers of batches differ may reduce equally often.
         batches = None if _accumulates(optimizer) else (self.params or {}).get("steps")
         mine = (epoch + 1, batches, _rates(optimizer))
-        for rank, theirs, first_rank, expected in unequal(mine, self._process_set):
+        found = unequal(mine, self._process_set, "begins an epoch")
+        for rank, theirs, first_rank, expected in found:
             (at, count, rate), (first_at, first_count, first) = theirs, expected
             if at != first_at:
                 raise UsageError(
@@ -157,7 +158,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
         logs.update(zip(names, averages.tolist(), strict=True))
 
     def _require_equal(self, mine: list[str]) -> None:
-        for rank, names, first_rank, first in unequal(mine, self._process_set):
+        for rank, names, first_rank, first in unequal(mine, self._process_set, "averages metrics"):
             only = sorted(set(names) ^ set(first))
             raise UsageError(
                 f"MetricAverageCallback: rank {rank} has the metrics {names}, rank "

@@ -39,7 +39,16 @@ class _Memory:
 
 
 def on_host(tensor: Any) -> Any:
-    """Return the array itself, or a copy on the host if it is on a GPU."""
+    """Return the array itself, or a copy on the host if it is on a GPU.
+
+    Raises:
+        UsageError: not an array of MXNet.
+    """
+    if not isinstance(tensor, mx.nd.NDArray):
+        raise UsageError(
+            f"collectives of qsgd_hpc.mxnet take arrays of MXNet, not a {type(tensor).__name__}; "
+            "pass mx.nd.array(values)"
+        )
     return tensor if tensor.ctx.device_type.startswith("cpu") else tensor.as_in_context(mx.cpu())
 
 

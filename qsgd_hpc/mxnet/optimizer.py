@@ -10,8 +10,8 @@ import mxnet as mx
 from qsgd_hpc.arrays._memory import ARRAYS
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.eager import start_allreduce
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, chosen_compression
-from qsgd_hpc.frameworks.grouping import partition
+from qsgd_hpc.frameworks.gradient_reduction import checked_reduction
+from qsgd_hpc.frameworks.grouping import choose_groups, partition
 from qsgd_hpc.mxnet._tensors import on_host, view_of
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Handle
@@ -40,12 +40,11 @@ class _Gradients:
         num_groups: int,
         process_set: ProcessSet,
     ) -> None:
-        chosen = chosen_compression(compression)
-        self._reduction = GradientReduction(
-            compression=chosen, predivide=predivide, process_set=process_set
+        self._reduction = checked_reduction(
+            compression=compression, predivide=predivide, process_set=process_set
         )
         self._prefix = prefix
-        self._num_groups = num_groups
+        self._num_groups = choose_groups(num_groups, None)
 
     def average(self, gradients: Sequence[tuple[int, str, Any]]) -> None:
         """Average gradients, each given with its number and the parameter's name.
@@ -112,6 +111,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
             optimizer = optimizer.wrapped  # otherwise gradients would be averaged twice
+        if not isinstance(optimizer, str):
+            _require_optimizer(optimizer, "DistributedTrainer(params, optimizer)")
         super().__init__(params, optimizer, optimizer_params, kvstore=None)
         self._gradients = _Gradients(
             compression, gradient_predivide_factor, prefix or "", num_groups, process_set
@@ -122,6 +123,16 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         trained = [(i, p) for i, p in enumerate(self._params) if p.grad_req != "null"]
         # The last layer's gradients are ready first.
         self._gradients.average([(i, p.name, _only_gradient(p)) for i, p in trained[::-1]])
+
+
+def _require_optimizer(optimizer: Any, call: str) -> None:
+    if isinstance(optimizer, DistributedOptimizer) or not isinstance(
+        optimizer, mx.optimizer.Optimizer
+    ):
+        raise UsageError(
+            f"{call}: the optimizer is a {type(optimizer).__name__}; pass an optimizer of MXNet, "
+            "such as mx.optimizer.SGD(learning_rate=0.01), which no trainer wraps"
+        )
 
 
 def _only_gradient(parameter: Any) -> Any:
@@ -152,6 +163,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         process_set: ProcessSet = global_process_set,
         compression: Any = None,
     ) -> None:
+        _require_optimizer(optimizer, "DistributedOptimizer(optimizer)")
         gradients = _Gradients(compression, gradient_predivide_factor, "", num_groups, process_set)
         arguments = gradient_predivide_factor, num_groups, process_set, compression
         own = {"wrapped": optimizer, "_gradients": gradients, "_arguments": arguments}

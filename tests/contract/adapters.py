@@ -252,9 +252,10 @@ class JaxJit(Jax):
         def call(tensor: Any, splits: Any = None, **options: Any) -> Any:
             if splits is None:
                 return function(tensor, **options)
-            mine = [int(n) for n in splits]
+            mine = [float(n) for n in splits]
             fits = len(mine) == self._plain.size() and sum(mine) == len(tensor) and min(mine) >= 0
-            if not fits:  # which this rank finds out by itself
+            whole = all(n.is_integer() for n in mine)
+            if not (fits and whole):  # which this rank finds out by itself
                 return function(tensor, mine, **options, received_splits=mine)
             everyone = self._plain.allgather_object(mine)
             received = [sent[self._plain.rank()] for sent in everyone]

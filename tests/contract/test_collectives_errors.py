@@ -107,7 +107,9 @@ def test_groups_fail_as_one(framework, hvd):
 
 def test_mistakes_of_one_rank_are_its_own(framework, hvd):
     tensor = framework.tensor(np.zeros((6, 2)), "float32")
-    for splits in ([6] * hvd.size(), [1], [-1] + [7] * (hvd.size() - 1)):
+    none = [0] * (hvd.size() - 1)
+    not_whole = framework.tensor(np.array([6.5, *none]), "float32")
+    for splits in ([6] * hvd.size(), [1], [-1] + [7] * (hvd.size() - 1), [6.5, *none], not_whole):
         if odd(hvd):
             with pytest.raises(ValueError, match="splits"):
                 hvd.alltoall(tensor, splits=splits)

@@ -326,6 +326,11 @@ def test_elastic_training_returns_to_its_last_commit():
 
 
 def test_arguments_that_cannot_be_are_refused():
+    for wrong in ("adam", optax.adam, {"w": jnp.ones(3)}):
+        with pytest.raises(hvd.UsageError, match=r"such as optax\.adam"):
+            hvd.DistributedOptimizer(wrong)
+    with pytest.raises(hvd.UsageError, match=r"pass optimizer\.init"):
+        hvd.broadcast_optimizer_state(hvd.DistributedOptimizer(optax.adam(0.1)))
     for options, why in (
         ({"op": hvd.Max}, "choose hvd.Average"),
         ({"backward_passes_per_step": 0}, "at least 1"),

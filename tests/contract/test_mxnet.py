@@ -114,3 +114,22 @@ def test_sparse_gradients_are_refused():
     loss.backward()
     with pytest.raises(ValueError, match="sparse_grad=False"):
         parameters.step(1)
+
+
+def test_wrong_calls_are_answered_with_the_remedy():
+    weight = mx.gluon.Parameter("weight", shape=(2,), init="zeros")
+    weight.initialize()
+    parameters = {"weight": weight}
+    trainer = mx.gluon.Trainer(parameters, "sgd", kvstore=None)
+    sgd = mx.optimizer.SGD()
+    for wrong in (trainer, "sgd", hvd.DistributedOptimizer(sgd)):
+        with pytest.raises(hvd.UsageError, match="pass an optimizer of MXNet"):
+            hvd.DistributedOptimizer(wrong)
+    for options in ({"num_groups": -1}, {"gradient_predivide_factor": 0}, {"process_set": [0]}):
+        with pytest.raises(hvd.UsageError, match=r"groups=-1|factor=0|ProcessSet"):
+            hvd.DistributedTrainer(parameters, sgd, **options)
+    with pytest.raises(hvd.UsageError, match="a Trainer; pass an optimizer of MXNet"):
+        hvd.DistributedTrainer(parameters, trainer)
+    for array in (np.ones(3), [1.0], None):
+        with pytest.raises(hvd.UsageError, match="take arrays of MXNet"):
+            hvd.allreduce(array)

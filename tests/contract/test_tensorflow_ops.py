@@ -341,3 +341,11 @@ def test_batches_are_normalised_together():
     np.testing.assert_allclose(tape.gradient(loss, x), slopes, atol=2e-4)
     np.testing.assert_allclose(layer.moving_mean, plain.moving_mean, rtol=1e-5)
     np.testing.assert_allclose(layer.moving_variance, plain.moving_variance, rtol=1e-5)
+
+
+def test_ragged_and_sparse_tensors_are_answered_with_the_remedy():
+    for tensor in (tf.ragged.constant([[1.0], []]), tf.sparse.eye(2)):
+        for call in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter):
+            for way in (call, tf.function(call)):
+                with pytest.raises(hvd.UsageError, match="take dense tensors"):
+                    way(tensor)

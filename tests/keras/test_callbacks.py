@@ -200,6 +200,14 @@ def test_an_epoch_of_fewer_batches_on_some_rank_raises_before_its_first_step():
 
 
 @several_ranks
+def test_a_rank_that_ends_fit_epochs_before_another_is_named():
+    model = compiled(hvd.DistributedOptimizer("sgd"))
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    with pytest.raises(ValueError, match=r"rank 1 begins an epoch while rank 0 ends fit.*Metric"):
+        fit(model, epochs=1 + (hvd.rank() == 1), callbacks=[broadcast])
+
+
+@several_ranks
 @pytest.mark.parametrize("first", [True, False])
 def test_ranks_continue_at_the_epoch_of_the_rank_that_restores_a_backup(tmp_path, first):
     def trained(epochs):

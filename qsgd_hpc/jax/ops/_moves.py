@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.eager import as_rows
 from qsgd_hpc.jax.ops._collective import Arrays, is_traced, named, refuse_traced, run
 from qsgd_hpc.jax.ops._differentiable import Allgather, Alltoall, Broadcast
-from qsgd_hpc.runtime.ops import Handle
+from qsgd_hpc.runtime.ops import Handle, checked_splits
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = [
@@ -149,11 +150,12 @@ def _alltoall(
             "alltoall with traced splits=: shapes must be known inside jit; pass numbers"
         )
     fields = named("alltoall", name, sets, arrays)
-    return Alltoall(**fields, sent=_numbers(splits), received=_numbers(received)), arrays
-
-
-def _numbers(splits: Any) -> tuple[int, ...] | None:
-    return None if splits is None else tuple(int(n) for n in splits)
+    if splits is not None:
+        given = np.asarray(splits).tolist()
+        fields["sent"] = tuple(checked_splits(arrays[0].shape[0], given, sets))
+    if received is not None:
+        fields["received"] = tuple(int(n) for n in received)
+    return Alltoall(**fields), arrays
 
 
 def _with_rows(call: Alltoall, arrays: Arrays) -> Handle:

@@ -7,11 +7,18 @@ from typing import Any
 
 import tensorflow as tf
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Average, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.ops._names import full_name, names_and_group
-from qsgd_hpc.tensorflow.ops._run import as_rows, run, with_unknown_rows, without_autograph
+from qsgd_hpc.tensorflow.ops._run import (
+    as_rows,
+    as_tensor,
+    run,
+    with_unknown_rows,
+    without_autograph,
+)
 
 __all__ = ["allgather", "alltoall", "broadcast", "broadcast_", "grouped_allgather"]
 
@@ -31,7 +38,7 @@ def gather_all(
         op: the reduction of the ranks' gradients: Average, as scripts of this API expect, or Sum,
             if the gather is part of a reduction.
     """
-    sources = [tf.convert_to_tensor(t) for t in tensors]
+    sources = [as_tensor(t) for t in tensors]
     rows = [tf.reshape(t, [1]) if t.shape.rank == 0 else t for t in sources]
     names, group = names_and_group("allgather", name, len(rows), grouped=grouped)
     operations = [ops.operation("allgather", n, process_set, op=op, group=group) for n in names]
@@ -83,7 +90,7 @@ def broadcast_all(
         for name in names
     ]
     received: list[tf.Tensor] = run(
-        "qsgd_broadcast", operations, tensors=[tf.convert_to_tensor(t) for t in tensors]
+        "qsgd_broadcast", operations, tensors=[as_tensor(t) for t in tensors]
     )
     return received
 
@@ -158,14 +165,14 @@ def alltoall(
         UsageError: the sum of splits is not the number of rows (a ValueError, on this rank).
         HorovodInternalError: the ranks' tensors do not match, or a rank died.
     """
-    source = as_rows(tf.convert_to_tensor(tensor), "alltoall")
-    parts = [] if splits is None else splits
+    source = as_rows(as_tensor(tensor), "alltoall")
+    parts = _whole_numbers(() if splits is None else splits)
     operations = [ops.operation("alltoall", full_name("alltoall", name), process_set)]
     made = run(
         "qsgd_alltoall",
         operations,
         tensors=[source],
-        splits=tf.cast(tf.convert_to_tensor(parts, _integer(parts)), tf.int64),
+        splits=parts,
     )
     received = with_unknown_rows(made.received[0], like=source)
     if splits is None:
@@ -173,6 +180,10 @@ def alltoall(
     return received, tf.cast(made.rows[0], tf.int32)
 
 
-def _integer(splits: Any) -> tf.DType | None:
-    """Return the type to convert a list to, because TensorFlow cannot infer an empty list's."""
-    return tf.int64 if isinstance(splits, list) else None
+def _whole_numbers(splits: Any) -> tf.Tensor:
+    # TensorFlow takes the type of an empty list for float32.
+    empty = isinstance(splits, list | tuple) and not splits
+    numbers = tf.convert_to_tensor(splits, tf.int64 if empty else None)
+    if not numbers.dtype.is_integer:
+        raise UsageError(f"alltoall with splits= of type {numbers.dtype.name}: pass integers")
+    return tf.cast(numbers, tf.int64)

@@ -27,7 +27,13 @@ from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.compression import Compression
 from qsgd_hpc.tensorflow.ops._moves import gather_all
 from qsgd_hpc.tensorflow.ops._names import names_and_group
-from qsgd_hpc.tensorflow.ops._run import as_rows, run, with_unknown_rows, without_autograph
+from qsgd_hpc.tensorflow.ops._run import (
+    as_rows,
+    as_tensor,
+    run,
+    with_unknown_rows,
+    without_autograph,
+)
 
 __all__ = ["allreduce", "grouped_allreduce", "grouped_reducescatter", "reducescatter"]
 
@@ -141,7 +147,7 @@ def allreduce(
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
     if isinstance(tensor, Slices):
         return _allreduce_sparse(tensor, reduction, name)
-    dense = tf.convert_to_tensor(tensor)
+    dense = as_tensor(tensor)
     return reduce_all("allreduce", [dense], reduction, name, grouped=False)[0]
 
 
@@ -165,7 +171,7 @@ def grouped_allreduce(
     """
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
-    dense = [tf.convert_to_tensor(t) for t in tensors if not isinstance(t, Slices)]
+    dense = [as_tensor(t) for t in tensors if not isinstance(t, Slices)]
     made = iter(reduce_all("allreduce", dense, reduction, name, grouped=True) if dense else [])
     results = []
     for i, tensor in enumerate(tensors):
@@ -270,6 +276,6 @@ def _scatter(
     tensors: Sequence[Any], reduction: Reduction, name: str | None, *, grouped: bool
 ) -> list[tf.Tensor]:
     require_values(reduction)
-    sources = [as_rows(tf.convert_to_tensor(t), "reducescatter") for t in tensors]
+    sources = [as_rows(as_tensor(t), "reducescatter") for t in tensors]
     shares = reduce_all("reducescatter", sources, reduction, name, grouped=grouped)
     return [with_unknown_rows(s, like=t) for s, t in zip(shares, sources, strict=True)]

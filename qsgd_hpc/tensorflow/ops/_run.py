@@ -16,7 +16,7 @@ from qsgd_hpc._core import Operation
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.tensorflow.errors import make_own_errors
 
-__all__ = ["as_rows", "operations_of", "run", "with_unknown_rows", "without_autograph"]
+__all__ = ["as_rows", "as_tensor", "operations_of", "run", "with_unknown_rows", "without_autograph"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,6 +24,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 def without_autograph(function: F) -> F:
     """Return a function that AutoGraph does not convert, including the functions that it calls."""
     return cast(F, tf.autograph.experimental.do_not_convert(function))
+
+
+def as_tensor(value: Any) -> tf.Tensor:
+    """Convert a value to a tensor.
+
+    Raises:
+        UsageError: it is ragged or sparse.
+    """
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+        raise UsageError(
+            f"collectives take dense tensors, not a {type(value).__name__}; convert it with "
+            "tensor.to_tensor() (ragged) or tf.sparse.to_dense(tensor), or send its parts"
+        )
+    return tf.convert_to_tensor(value)
 
 
 def as_rows(tensor: tf.Tensor, operation: str) -> tf.Tensor:
