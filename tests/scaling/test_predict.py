@@ -284,6 +284,18 @@ def test_what_the_engine_recorded_counts_by_its_median_step():
     assert found.batch == pytest.approx(200)
 
 
+def test_buckets_of_ddp_are_reduced_one_by_one_and_need_no_agreement():
+    both = point_of(bits=4, layers=[[10, 0.0], [20, 0.0]], buckets=True)
+    alone = point_of(ranks=1, nodes=1, layers=[], backward_s=0.0, buckets=True)
+    found = training_of([alone, both], "weak", "here")
+    assert found.buckets
+    assert any("direct exchange" in line for line in found.assumptions)
+    coded, plain = predict(found, GIGABIT, Setting(), [4], [4, 32], ClosedForm())
+    assert (coded.collectives, coded.agree_s, coded.root_s) == (2, 0.0, 0.0)
+    # A ring of 4 has 6 rounds; 2 reductions follow one another.
+    assert plain.comm_s > 2 * 6 * GIGABIT.across_s
+
+
 def run(*words):
     return CliRunner().invoke(cli, ["predict", *map(str, words)], catch_exceptions=True)
 

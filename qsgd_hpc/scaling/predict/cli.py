@@ -29,6 +29,7 @@ from qsgd_hpc.scaling.predict.output import (
 from qsgd_hpc.scaling.predict.schedules import ALGORITHMS
 from qsgd_hpc.scaling.predict.simgrid import ROUTINGS, SimGrid, simulator
 from qsgd_hpc.scaling.predict.validate import Comparison, compare
+from qsgd_hpc.scaling.units import count
 
 __all__ = ["parse_nodes", "predict"]
 
@@ -104,6 +105,8 @@ def predict(**options: Any) -> None:
         _show_comparison(both, fabric, notes, options["as_data"])
         return
     training = training_of(points, study_mode, source)
+    if training.buckets and options["algorithm"] != "auto":
+        raise UsageError("--algorithm is the engine's; the study's gradients were DDP's: drop it.")
     nodes, bits = parse_nodes(options["nodes"]), _parse_bits(options["bits"])
     batch = next((p["global_batch_size"] for p in points if p["ranks"] == training.ranks), None)
     if setting.mode == "strong" and batch and max(nodes) * per_node > batch:
@@ -114,8 +117,9 @@ def predict(**options: Any) -> None:
     rows, *simulated = (
         tuple(predict_rows(training, fabric, setting, nodes, bits, network)) for network in networks
     )
+    where = f"{fabric.name}, {count(per_node, 'rank')} a node"
     result = Result(
-        f"{training.name} on {fabric.name}, {per_node} ranks a node, {setting.mode} scaling",
+        f"{training.name} on {where}, {setting.mode} scaling",
         training.unit,
         rows,
         *simulated,
