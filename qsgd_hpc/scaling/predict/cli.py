@@ -80,8 +80,10 @@ _RATE = Finite(0, min_open=True)
 def predict(**options: Any) -> None:
     """Predict step time, throughput and efficiency on more nodes than were measured.
 
-    "comm ms" is all work of the engine in a step, "agree ms" the part of it in which ranks agree
-    on what to reduce, "exposed ms" the part that does not overlap with the backward pass.
+    "step ms" is the sum of "compute ms", "wait ms" for the slowest rank, "exposed ms" and, where
+    there are any, copies from and to GPUs and waiting for data (--json). "comm ms" is all work of
+    the engine in a step, "agree ms" the part of it in which ranks agree on what to reduce,
+    "exposed ms" the part that does not overlap with the backward pass.
 
     \b
       qsgd-hpc predict --from scaling-results/train --site polaris --nodes 8..496

@@ -91,7 +91,7 @@ def _sentence(text: str) -> str:
 
 COLUMNS = (
     *("nodes", "ranks", "bits", "step ms", "{unit}/s", "efficiency"),
-    *("exposed ms", "comm ms", "agree ms"),
+    *("compute ms", "wait ms", "exposed ms", "comm ms", "agree ms"),
 )
 
 
@@ -144,6 +144,8 @@ def _cells(result: Result) -> tuple[list[str], list[list[str]]]:
             f"{row.step_s * 1e3:.4g}",
             speed(row.throughput),
             f"{row.efficiency:.1%}",
+            f"{row.compute_s * 1e3:.4g}",
+            f"{row.straggler_s * 1e3:.3g}",
             f"{row.exposed_s * 1e3:.3g}",
             f"{row.comm_s * 1e3:.3g}",
             f"{row.agree_s * 1e3:.3g}",
