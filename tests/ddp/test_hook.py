@@ -390,6 +390,7 @@ class FirstBucket:
     """What DDP passes to a hook."""
 
     def __init__(self, parameters: list[torch.Tensor]) -> None:
+        self.index = lambda: 0
         self.parameters = lambda: parameters
         self.buffer = lambda: torch.cat([p.detach().flatten() for p in parameters])
 

@@ -319,6 +319,14 @@ def test_a_study_sees_the_steps_of_a_script_that_says_nothing(
     # 4 of 32 bits, of weights 8, and a norm for each bucket of 512 elements.
     share = 1 / 8 if kind == "ddp" else (1 / 8 + 1 / 4) / 2
     assert share < found[2, "4"]["wire_bytes"] / (40 * size) < 1.07 * share
+    if kind == "ddp":
+        coded = found[2, "4"]
+        assert sum(count for count, _ in coded["layers"]) == 512 * 512
+        assert coded["layers"][0][1] == 0
+        assert coded["layers"][-1][1] == coded["backward_s"]
+        assert 0 < coded["coding_s"] < coded["step_mean_s"]
+        assert found[2, "32"]["coding_s"] == 0
+        assert "layers" not in found[2, "32"]
 
 
 def test_bits_import_nothing_into_other_scripts(run_ranks, tmp_path: Path) -> None:

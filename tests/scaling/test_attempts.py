@@ -79,7 +79,16 @@ def test_the_batch_is_kept_with_the_attempt():
     assert global_batch("weak", CASE, 2) == 256
 
 
-@pytest.mark.parametrize("changed", [{"records": ["x"]}, {"provenance": None}, {"point": 1}])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"records": ["x"]},
+        {"records": [{"event": "final", "place": "text"}]},
+        {"provenance": None},
+        {"point": 1},
+        {"format": 99},
+    ],
+)
 def test_a_line_that_is_no_attempt_is_skipped_and_numbered(changed):
     sound = run(engine(0), engine(1)).to_line().decode()
     edited = json.dumps({**json.loads(sound), **changed})
@@ -87,10 +96,17 @@ def test_a_line_that_is_no_attempt_is_skipped_and_numbered(changed):
     assert (len(found), unreadable) == (1, [1])
 
 
-@pytest.mark.parametrize("speed", [10**400, float("inf"), float("nan"), "fast", True, -1, None])
+@pytest.mark.parametrize(
+    "speed", [10**400, float("inf"), float("nan"), "fast", True, -1, 1e300, None]
+)
 def test_a_throughput_that_is_no_number_is_a_fault(speed):
     final = {"event": "final", "ranks": 2, "throughput": speed}
     assert "expected a number above 0" in (run(final).fault or "")
+
+
+def test_a_negative_time_is_a_fault():
+    final = {"event": "final", "ranks": 2, "throughput": 7.0, "exposed_s": -1.0}
+    assert "exposed_s -1.0; expected seconds from 0 on" in (run(final).fault or "")
 
 
 def test_one_rank_is_measured_under_one_algorithm_and_counts_for_all():

@@ -74,6 +74,22 @@ def test_a_loss_of_speed_is_stated_as_one():
     )
 
 
+def test_a_training_that_slows_with_more_ranks_is_not_praised():
+    speeds = {1: 1000.0, 2: 130.0}
+    for repeats, end in (
+        (1, "; it trained at 0.13× the speed of 1 rank (one run)"),
+        (3, "; it trains at 0.13× the speed of 1 rank"),
+    ):
+        whole = study(bits=(32, 4), repeats=repeats)
+        found = attempts(whole, lambda p: speeds[p.ranks] + p.repeat)
+        assert told(whole, found).headline.endswith(end)
+    # A decline that the noise could explain.
+    unsure = attempts(study(bits=(32, 4), repeats=3), lambda p: 1000 / p.ranks ** (p.repeat - 2))
+    assert "rank" not in told(study(bits=(32, 4), repeats=3), unsure).headline
+    cases = told(several(), attempts(several(), lambda p: speeds[p.ranks]))
+    assert cases.headline.endswith("; 6 cases slower than on fewer ranks")
+
+
 def test_a_gain_of_runs_that_diverged_is_not_stated_alone():
     found = metered_attempts(study(bits=(32, 4), repeats=3), speed=by_bits({32: 100.0, 4: 130.0}))
     lost = {"test_accuracy": None, "nonfinite": ["test_accuracy"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from qsgd_hpc.scaling.predict.coding import Coding
 from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site
 from qsgd_hpc.scaling.predict.inputs import measured, training_of
 from qsgd_hpc.scaling.predict.model import ClosedForm, Setting, phase_s, predict
-from qsgd_hpc.scaling.predict.output import LABEL, Result, write_folder
+from qsgd_hpc.scaling.predict.output import LABEL, Result, as_lines, write_folder
 from qsgd_hpc.scaling.predict.overlap import Gradient, expected_maximum, fused, timeline
 from qsgd_hpc.scaling.predict.schedules import Layout, schedule
 from qsgd_hpc.scaling.predict.simgrid import SimGrid, platform_line
@@ -282,6 +283,28 @@ def test_a_step_counts_words_and_not_the_sentences_that_hold_them():
 def test_what_the_engine_recorded_counts_by_its_median_step():
     found = training_of([point_of(source="engine", unit="samples")], "weak", "here")
     assert found.batch == pytest.approx(200)
+
+
+def test_buckets_of_ddp_are_reduced_one_by_one_and_need_no_agreement():
+    both = point_of(bits=4, layers=[[10, 0.0], [20, 0.0]], buckets=True)
+    alone = point_of(ranks=1, nodes=1, layers=[], backward_s=0.0, buckets=True)
+    found = training_of([alone, both], "weak", "here")
+    assert found.buckets
+    assert any("direct exchange" in line for line in found.assumptions)
+    coded, plain = predict(found, GIGABIT, Setting(), [4], [4, 32], ClosedForm())
+    assert (coded.collectives, coded.agree_s, coded.root_s) == (2, 0.0, 0.0)
+    # A ring of 4 has 6 rounds; 2 reductions follow one another.
+    assert plain.comm_s > 2 * 6 * GIGABIT.across_s
+
+
+def test_the_table_has_the_parts_of_a_step():
+    rows = predict(training(jitter=0.1), GIGABIT, Setting(), [4], [32], ClosedForm())
+    lines = as_lines(Result("two layers", "images", tuple(rows)))
+    head, row = (re.split(r"  +", line.strip()) for line in lines[2:])
+    cells = dict(zip(head, row, strict=True))
+    parts = [float(cells[name]) for name in ("compute ms", "wait ms", "exposed ms")]
+    assert all(part > 1 for part in parts)
+    assert sum(parts) == pytest.approx(float(cells["step ms"]), rel=0.01)
 
 
 def run(*words):

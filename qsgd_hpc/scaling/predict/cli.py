@@ -29,6 +29,7 @@ from qsgd_hpc.scaling.predict.output import (
 from qsgd_hpc.scaling.predict.schedules import ALGORITHMS
 from qsgd_hpc.scaling.predict.simgrid import ROUTINGS, SimGrid, simulator
 from qsgd_hpc.scaling.predict.validate import Comparison, compare
+from qsgd_hpc.scaling.units import count
 
 __all__ = ["parse_nodes", "predict"]
 
@@ -79,8 +80,10 @@ _RATE = Finite(0, min_open=True)
 def predict(**options: Any) -> None:
     """Predict step time, throughput and efficiency on more nodes than were measured.
 
-    "comm ms" is all work of the engine in a step, "agree ms" the part of it in which ranks agree
-    on what to reduce, "exposed ms" the part that does not overlap with the backward pass.
+    "step ms" is the sum of "compute ms", "wait ms" for the slowest rank, "exposed ms" and, where
+    there are any, copies from and to GPUs and waiting for data (--json). "comm ms" is all work of
+    the engine in a step, "agree ms" the part of it in which ranks agree on what to reduce,
+    "exposed ms" the part that does not overlap with the backward pass.
 
     \b
       qsgd-hpc predict --from scaling-results/train --site polaris --nodes 8..496
@@ -104,6 +107,8 @@ def predict(**options: Any) -> None:
         _show_comparison(both, fabric, notes, options["as_data"])
         return
     training = training_of(points, study_mode, source)
+    if training.buckets and options["algorithm"] != "auto":
+        raise UsageError("--algorithm is the engine's; the study's gradients were DDP's: drop it.")
     nodes, bits = parse_nodes(options["nodes"]), _parse_bits(options["bits"])
     batch = next((p["global_batch_size"] for p in points if p["ranks"] == training.ranks), None)
     if setting.mode == "strong" and batch and max(nodes) * per_node > batch:
@@ -114,8 +119,9 @@ def predict(**options: Any) -> None:
     rows, *simulated = (
         tuple(predict_rows(training, fabric, setting, nodes, bits, network)) for network in networks
     )
+    where = f"{fabric.name}, {count(per_node, 'rank')} a node"
     result = Result(
-        f"{training.name} on {fabric.name}, {per_node} ranks a node, {setting.mode} scaling",
+        f"{training.name} on {where}, {setting.mode} scaling",
         training.unit,
         rows,
         *simulated,

@@ -42,6 +42,7 @@ class TrainingProfile:
         jitter: standard deviation of a rank's compute time divided by its mean.
         coding_s: seconds per element of coding and summing on one rank, by bits; 32: summing only.
         staged: whether compute_s includes the copies of gradients between GPU and host memory.
+        buckets: whether layers are buckets of DDP, which are reduced one by one.
         ranks: number of ranks in the measurement.
         source: origin of the values, as text.
         assumptions: values assumed instead of measured, as text.
@@ -57,6 +58,7 @@ class TrainingProfile:
     jitter: float = 0.0
     coding_s: Mapping[int, float] = field(default_factory=dict)
     staged: bool = True
+    buckets: bool = False
     ranks: int = 1
     source: str = "given by hand"
     assumptions: tuple[str, ...] = ()
@@ -139,6 +141,7 @@ def _numbers(attempt: Attempt, case: Case) -> Measured:
     if "step_s" in found and "exposed_s" in found:
         # Of the median step: the mean includes the tests between epochs.
         found["compute_s"] = found["step_s"] - found["exposed_s"]
+    found["buckets"] = any(r.get("timed_by") == "torch.distributed" for r in engines)
     for engine in engines:
         if engine.get("layers"):
             found.setdefault("layers", engine["layers"])
@@ -189,6 +192,11 @@ def training_of(points: Sequence[Measured], mode: str, source: str) -> TrainingP
             f"computing takes as long as with {ranks} ranks, the smallest size measured, which may "
             "share a node's caches and memory"
         )
+    if timed.get("buckets"):
+        assumptions.append(
+            "DDP reduces each of its buckets by itself: the hook's codes by direct exchange (sra), "
+            "float32 by a ring"
+        )
     jitter = _median(base, "step_jitter")
     if jitter is None:
         assumptions.append("all ranks take equally long to compute: no jitter was recorded")
@@ -203,6 +211,7 @@ def training_of(points: Sequence[Measured], mode: str, source: str) -> TrainingP
         jitter=jitter or 0.0,
         coding_s=_coding(points),
         staged=bool(first.get("gpu")),
+        buckets=bool(timed.get("buckets")),
         ranks=ranks,
         source=source,
         assumptions=tuple(assumptions),

@@ -203,6 +203,8 @@ def _predict_one(
     spread_s = training.jitter * compute_s
 
     def agree_s(tensors: int, waited: bool) -> float:
+        if training.buckets:
+            return 0.0
         return agreement(layout, fabric, tensors, spread_s if waited else 0.0).seconds
 
     step = timeline(
@@ -211,7 +213,7 @@ def _predict_one(
         _reducer(training, fabric, setting, layout, bits, network),
         agree_s=agree_s,
         cycle_s=setting.cycle_s,
-        fusion_bytes=setting.fusion_bytes,
+        fusion_bytes=0 if training.buckets else setting.fusion_bytes,
     )
     exposed_s = 0.0 if alone else step.exposed_s
     staging_s = 0.0 if alone else _staging_s(training, fabric)
@@ -232,7 +234,9 @@ def _predict_one(
         exposed_s,
         0.0 if alone else step.comm_s,
         step.agree_s,
-        root_s(agreement(layout, fabric, 1).root_messages, step.agreements, len(gradients)),
+        0.0
+        if training.buckets
+        else root_s(agreement(layout, fabric, 1).root_messages, step.agreements, len(gradients)),
         throughput,
         speedup,
         speedup / layout.ranks,
@@ -263,9 +267,11 @@ def _reducer(
         coding = Coding(bits, setting.bucket) if coded else None
         # Algorithms for float32 cannot send codes, and vice versa.
         wanted = setting.algorithm if _fits(setting.algorithm, coded) else "auto"
+        if training.buckets:
+            wanted = "sra" if coded else "ring"
         plan = schedule(wanted, layout, [(count, 0)], coding)
         per_element_s = training.coding_of(bits if coded else PLAIN_BITS)[0]
-        own = plan.coded if coded else count // layout.per_node
+        own = plan.coded if coded else count // (1 if training.buckets else layout.per_node)
         return allreduce_s(plan, count, own * per_element_s, fabric, network)
 
     return reduce_s

@@ -61,7 +61,7 @@ def assumptions(
     found += [_sentence(text) for b in bits if (text := training.coding_of(b)[1])]
     if unconfirmed:
         found.append(f"Not confirmed in the site profile: {', '.join(unconfirmed)}.")
-    if setting.ranks_per_node > 1:
+    if setting.ranks_per_node > 1 and not training.buckets:
         found.append(
             "Ranks of a node reduce through its memory, as the core does, at "
             f"{fabric.memory_bandwidth / 1e9:g} GB/s for all of them."
@@ -76,11 +76,12 @@ def assumptions(
             "The job has as few groups or leaf switches as possible, shared with no other job; "
             f"{routing} routing."
         )
-    found.append(
-        f"Ranks agree on what is ready along a tree, up to {STAR} ranks along a star: sending a "
-        f"message takes {FRAME_S * 1e6:g} us, reading one {FRAME_S * 1e6:g} us and "
-        f"{TENSOR_S * 1e6:g} us per gradient in it. A rank that waits for slower ones sleeps."
-    )
+    if not training.buckets:
+        found.append(
+            f"Ranks agree on what is ready along a tree, up to {STAR} ranks along a star: sending "
+            f"a message takes {FRAME_S * 1e6:g} us, reading one {FRAME_S * 1e6:g} us and "
+            f"{TENSOR_S * 1e6:g} us per gradient in it. A rank that waits for slower ones sleeps."
+        )
     return found
 
 
@@ -90,7 +91,7 @@ def _sentence(text: str) -> str:
 
 COLUMNS = (
     *("nodes", "ranks", "bits", "step ms", "{unit}/s", "efficiency"),
-    *("exposed ms", "comm ms", "agree ms"),
+    *("compute ms", "wait ms", "exposed ms", "comm ms", "agree ms"),
 )
 
 
@@ -143,6 +144,8 @@ def _cells(result: Result) -> tuple[list[str], list[list[str]]]:
             f"{row.step_s * 1e3:.4g}",
             speed(row.throughput),
             f"{row.efficiency:.1%}",
+            f"{row.compute_s * 1e3:.4g}",
+            f"{row.straggler_s * 1e3:.3g}",
             f"{row.exposed_s * 1e3:.3g}",
             f"{row.comm_s * 1e3:.3g}",
             f"{row.agree_s * 1e3:.3g}",

@@ -29,6 +29,7 @@ __all__ = [
     "Tile",
     "case_findings",
     "coded_sentences",
+    "declines",
     "law_sentence",
     "link_sentence",
     "once_note",
@@ -235,6 +236,7 @@ def _headline(shown: _Shown) -> str:
         result += f", but costs quality: {change}"
     elif judged.quality.word == "untold":
         result += f", with {change}" if change else f", but {judged.quality.clause}"
+    result += _decline(shown.analysis, shown.packed)
     name = f"{shown.packed['bits']}-bit QSGD"
     ratio = shown.packed["compression_ratio"]
     if ratio is None:
@@ -245,6 +247,19 @@ def _headline(shown: _Shown) -> str:
     sends = "sent" if judged.speed.word == "once" else "sends"
     joint = "and" if gained == units.sends_fewer(ratio) else "but"
     return f"On {where}, {name} {sends} {units.fewer(ratio)} bytes {joint} {result}{once}"
+
+
+def declines(analysis: CaseAnalysis, row: Row) -> bool:
+    """Return whether a row is slower than the reference, which has fewer ranks."""
+    high = row["speedup_hi"]
+    return row["ranks"] > analysis.reference[0] and (row["speedup"] if high is None else high) < 1
+
+
+def _decline(analysis: CaseAnalysis, row: Row) -> str:
+    if not declines(analysis, row):
+        return ""
+    verb = "trained" if row["repeats"] == 1 else "trains"
+    return f"; it {verb} at {units.times(row['speedup'])} the speed of {reference_name(analysis)}"
 
 
 def _scaling_headline(shown: _Shown, where: str) -> str:

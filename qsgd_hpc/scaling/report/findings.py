@@ -14,7 +14,13 @@ from qsgd_hpc.scaling.analysis.verdicts import (
     representative_judgement,
 )
 from qsgd_hpc.scaling.define.study import Study
-from qsgd_hpc.scaling.report.case_findings import CaseFindings, Tile, case_findings, once_note
+from qsgd_hpc.scaling.report.case_findings import (
+    CaseFindings,
+    Tile,
+    case_findings,
+    declines,
+    once_note,
+)
 from qsgd_hpc.scaling.report.cautions import Machine, cautions
 
 __all__ = ["CaseFindings", "Findings", "Tile", "findings"]
@@ -60,7 +66,7 @@ def findings(study: Study, analysis: Analysis, *, machine: Machine | None) -> Fi
         if (found := representative_judgement(case)) is not None
     ]
     return Findings(
-        headline=_headline(analysis, gains),
+        headline=_headline(analysis, gains) + _declines(gains),
         lead=_lead(study, analysis),
         tiles=tuple(_tiles(analysis, gains)),
         cautions=limits,
@@ -111,6 +117,11 @@ def _headline(analysis: Analysis, gains: list[_Gain]) -> str:
     if all(gain.judged.word == "no" for gain in gains):
         return f"{where} does compressing pay"
     return f"{where} is it shown that compressing pays{once}"
+
+
+def _declines(gains: list[_Gain]) -> str:
+    count = sum(declines(gain.case, gain.row) for gain in gains)
+    return f"; {units.count(count, 'case')} slower than on fewer ranks" if count else ""
 
 
 def _scaling_headline(analysis: Analysis) -> str:

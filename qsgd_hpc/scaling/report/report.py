@@ -146,9 +146,8 @@ def _incidents(study: Study, attempts: list[Attempt], torn: list[int]) -> tuple[
         )
     if torn:
         lines = ", ".join(map(str, torn))
-        incidents.append(
-            f"records.jsonl: unreadable (truncated by a crash?) and skipped: line {lines}."
-        )
+        why = "truncated by a crash, or of a newer version?"
+        incidents.append(f"records.jsonl: unreadable ({why}) and skipped: line {lines}.")
     incidents += [
         f"{a.point.name(several)}: {a.torn_lines} unreadable record(s) skipped."
         for a in attempts

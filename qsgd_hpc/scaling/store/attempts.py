@@ -25,6 +25,7 @@ __all__ = [
 
 FORMAT = 2
 COMPLETED = "COMPLETED"
+MOST = 1e15  # no speed or time is larger; axes of larger numbers cannot be drawn
 RECORD_HINT = (
     "A script that trains with qsgd_hpc is measured without a change. To any other script, add "
     "one line at the end, and `from qsgd_hpc.scaling import record` at the top:\n  if "
@@ -43,6 +44,7 @@ _MEANS = (
     "fused_reductions",
     "nmse",
 )
+_TIMES = (*(name for name in _MEANS if name.endswith("_s")), "data_s")
 _SUMS = ("wire_bytes", "gradient_bytes")
 _FIRST = ("steps", "warmup_steps", "warmup_rule", "layers", "backward_s")
 
@@ -115,10 +117,14 @@ class Attempt:
         if self.silent:
             return 'there is no "final" record, and no record of the engine for every rank'
         speed, _ = throughput(self.final)
-        if not is_number(speed) or speed <= 0:
+        if not is_number(speed) or not 0 < speed <= MOST:
             old = "images_per_s" in self.final and "throughput" not in self.final
             name = "images_per_s" if old else "throughput"
-            return f'the "final" record has {name} {speed!r}; expected a number above 0'
+            above = f"above 0, up to {MOST:g}"
+            return f'the "final" record has {name} {speed!r}; expected a number {above}'
+        for name in _TIMES:
+            if is_number(value := self.final.get(name)) and not 0 <= value <= MOST:
+                return f'the "final" record has {name} {value!r}; expected seconds from 0 on'
         ranks = self.final.get("ranks", self.point.ranks)
         if ranks != self.point.ranks:
             return (
@@ -156,14 +162,16 @@ def parse_attempts(text: str) -> tuple[list[Attempt], list[int]]:
         if not line.strip():
             continue
         try:
-            body = json.loads(line)
+            body = _object(json.loads(line))
+            if body.get("format", FORMAT) > FORMAT:
+                raise ValueError(body["format"])
             attempts.append(
                 Attempt(
                     point=Point.from_json(body["point"]),
                     number=body["attempt"],
                     state=body["state"],
                     exit_code=body["exit_code"],
-                    records=tuple(_object(record) for record in body["records"]),
+                    records=tuple(_event(record) for record in body["records"]),
                     torn_lines=body["torn_lines"],
                     provenance=_object(body["provenance"]),
                     global_batch=body.get("global_batch"),
@@ -172,6 +180,12 @@ def parse_attempts(text: str) -> tuple[list[Attempt], list[int]]:
         except (ValueError, KeyError, TypeError):
             torn.append(number)
     return attempts, torn
+
+
+def _event(value: Any) -> Mapping[str, Any]:
+    record = _object(value)
+    _object(record.get("place") or {})
+    return record
 
 
 def _object(value: Any) -> Mapping[str, Any]:

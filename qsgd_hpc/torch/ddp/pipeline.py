@@ -10,9 +10,11 @@ several models may exchange buckets at once.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -173,6 +175,11 @@ class Pipeline:
         """Number of bytes that this rank has sent."""
         return sum(self._stages.sent_bytes.values())
 
+    @property
+    def coding_s(self) -> float:
+        """Seconds for which this rank has encoded, added and decoded."""
+        return self._stages.coding_s
+
 
 class _Stages:
     # Must not refer to the Pipeline, whose finalizer ends the threads.
@@ -182,7 +189,8 @@ class _Stages:
         self._gathered: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
         self._group = group
         self._ranks = dist.get_process_group_ranks(group)
-        self._coding = threading.Lock()  # a plan's coder and the workers are not thread-safe
+        self._lock = threading.Lock()  # a plan's coder and the workers are not thread-safe
+        self.coding_s = 0.0
         self._fault: BaseException | None = None
         self.sent_bytes: dict[int, int] = {}  # by thread, so that no lock is needed
         self._threads = [
@@ -227,18 +235,25 @@ class _Stages:
         except BaseException as fault:
             self._fault = job.fault = fault
 
+    @contextlib.contextmanager
+    def _coding(self) -> Iterator[None]:
+        with self._lock:
+            begin_s = time.perf_counter()
+            yield
+            self.coding_s += time.perf_counter() - begin_s
+
     def _begin(self, job: Job) -> None:
         job.place.fetch()
         job.plan.begin(job.place.host)
 
     def _encode(self, step: _Step) -> None:
-        with self._coding:
+        with self._coding():
             step.job.plan.encode(step.wave)
         self._exchange(step, step.tag, step.wave.to, step.wave.of)
 
     def _reduce(self, step: _Step) -> None:
         step.wait()
-        with self._coding:
+        with self._coding():
             step.job.plan.reduce(step.wave)
         own = step.wave.result
         everyone = range(len(self._ranks)) if own.numel() > 0 else ()
@@ -247,7 +262,7 @@ class _Stages:
 
     def _decode(self, step: _Step) -> None:
         step.wait()
-        with self._coding:
+        with self._coding():
             step.job.plan.decode(step.wave)
         for work in step.sends:  # their memory is reused in the next step
             work.wait()

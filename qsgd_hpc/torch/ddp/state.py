@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -91,6 +92,8 @@ class QSGDState:
         self._device_plans: dict[tuple[Any, ...], DevicePlan] = {}
         self._queues: dict[torch.device, Queue] = {}
         self._unused = Unused()
+        self.arrivals: list[tuple[int, float]] = []
+        """Elements of each bucket of the latest backward pass, and when it was ready; seconds."""
 
     def reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Start averaging a ``dist.GradBucket`` over the ranks; does not block.
@@ -99,6 +102,10 @@ class QSGDState:
             a future of the bucket's buffer, the same bits on every rank.
         """
         flat, place = bucket.buffer(), self._join_group()
+        if bucket.index() == 0:
+            self.arrivals.clear()
+        if flat.is_cpu:  # the host does not know when a device has computed a bucket
+            self.arrivals.append((flat.numel(), time.perf_counter()))
         if place.size == 1:
             alone = future_for(flat)
             alone.set_result(flat)
@@ -226,6 +233,11 @@ class QSGDState:
         if self._device_plans:
             return None
         return 0 if self._pipeline is None else self._pipeline.sent_bytes
+
+    @property
+    def coding_s(self) -> float:
+        """Seconds for which this rank has encoded, added and decoded on the host so far."""
+        return 0.0 if self._pipeline is None else self._pipeline.coding_s
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that this rank needs to resume bit for bit; call it between two steps.
