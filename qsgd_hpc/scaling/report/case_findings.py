@@ -251,8 +251,8 @@ def _headline(shown: _Shown) -> str:
 
 def declines(analysis: CaseAnalysis, row: Row) -> bool:
     """Return whether a row is slower than the reference, which has fewer ranks."""
-    high = row["speedup_hi"]
-    return row["ranks"] > analysis.reference[0] and (row["speedup"] if high is None else high) < 1
+    high = row["speedup"] if row["speedup_hi"] is None else row["speedup_hi"]
+    return bool(row["ranks"] > analysis.reference[0] and high < 1)
 
 
 def _decline(analysis: CaseAnalysis, row: Row) -> str:

@@ -182,7 +182,7 @@ def alltoall(
 
 def _whole_numbers(splits: Any) -> tf.Tensor:
     # TensorFlow takes the type of an empty list for float32.
-    empty = isinstance(splits, list | tuple) and not splits
+    empty = isinstance(splits, Sequence) and not splits
     numbers = tf.convert_to_tensor(splits, tf.int64 if empty else None)
     if not numbers.dtype.is_integer:
         raise UsageError(f"alltoall with splits= of type {numbers.dtype.name}: pass integers")
