@@ -105,8 +105,8 @@ def test_a_throughput_that_is_no_number_is_a_fault(speed):
 
 
 def test_a_negative_time_is_a_fault():
-    final = {"event": "final", "ranks": 2, "throughput": 7.0, "exposed_s": -1.0}
-    assert "exposed_s -1.0; expected seconds from 0 on" in (run(final).fault or "")
+    final = {"event": "final", "ranks": 2, "throughput": 7.0, "step_s": -1.0}
+    assert "step_s -1.0; expected seconds from 0 on" in (run(final).fault or "")
 
 
 def test_one_rank_is_measured_under_one_algorithm_and_counts_for_all():
