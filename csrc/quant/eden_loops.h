@@ -331,17 +331,50 @@ float eden_rotate_loop(const float* x, size_t size, float lift, uint32_t seed, f
 // Number of distinct cells.
 constexpr int eden_cells(int bits) { return bits < 4 ? 1 << (bits - 1) : 1 << bits; }
 
-// A tile's entries of a table of at least Size entries, by the lowest bytes of indices below Size.
-template <class V, int Size, int Length>
-QSGD_INLINE void lookup_tile(const ByteTable<Length>& table, const typename V::I* index,
-                             typename V::I* entries) {
-  if constexpr (V::kLooksUpBytes && Size > 2 * V::kLookup) {
-    V::template lookup_bytes<Size>(table.bytes, V::lowest_bytes(index), entries);
-  } else {
+// Codes a tile of magnitudes in cells, z their numbers with signs, and sets their levels' values.
+template <class V, int Bits>
+QSGD_INLINE void code_tile(const typename V::I* z, const typename V::I* magnitude,
+                           const EdenTable& table, typename V::I* value, uint8_t* codes) {
+  using I = typename V::I;
+  constexpr int kCells = eden_cells(Bits), kLevels = (1 << Bits) / 2;
+  constexpr int kOfTile = kTile / V::kLanes;
+  I cell[kOfTile], edge[kOfTile];
 #pragma GCC unroll 16
-    for (int i = 0; i < kTile / V::kLanes; ++i) {
-      entries[i] = V::template lookup<Size>(table.entries, index[i]);
+  for (int i = 0; i < kOfTile; ++i) cell[i] = V::round(V::of_bits(magnitude[i]));
+  if constexpr (V::kLooksUpBytes && kCells > 2 * V::kLookup) {
+    const I cells = V::template saturated<kCells - 1>(cell);
+    I level = V::template lookup_bytes<kCells>(table.edges.bytes, cells, edge);
+#pragma GCC unroll 16
+    for (int i = 0; i < kOfTile; ++i) edge[i] = V::sub(edge[i], magnitude[i]);
+    level = V::count_signs(level, V::saturated(edge));
+    if (Bits == 8 && V::has_byte(cells, kCells - 1)) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kOfTile; ++i) {
+        edge[i] = V::sub(V::spread(int32_t(table.last_edge)), magnitude[i]);
+      }
+      level = V::count_signs(level, V::saturated(edge));
     }
+    V::template lookup_bytes<kLevels>(table.values.bytes, level, value);
+    const I sign = V::template down<8 - Bits>(V::saturated(z));
+    const I code = V::select(V::spread((kLevels - 1) * 0x01010101), level, sign);
+    V::template pack_bytes<Bits>(V::reorder(code), codes);
+  } else {
+    I level[kOfTile];
+#pragma GCC unroll 16
+    for (int i = 0; i < kOfTile; ++i) {
+      level[i] = V::spread(0);  // bits above the lowest byte are arbitrary
+      if constexpr (Bits > 1) {
+        edge[i] =
+            V::template lookup<kCells>(table.edges.entries, V::min(cell[i], V::spread(kCells - 1)));
+        level[i] = V::count_above(edge[i], magnitude[i], edge[i]);
+      }
+      if constexpr (Bits == 8) {
+        level[i] = V::count_above(level[i], magnitude[i], V::spread(int32_t(table.last_edge)));
+      }
+      value[i] = V::template lookup<kLevels>(table.values.entries, level[i]);
+      level[i] = V::select(V::spread(kLevels - 1), level[i], V::template down<32 - Bits>(z[i]));
+    }
+    pack_codes<V, Bits>(level, codes);
   }
 }
 
@@ -350,52 +383,33 @@ float eden_code_loop(float* work, size_t size, float scale, uint32_t seed, const
                      uint8_t* codes) {
   using F = typename V::F;
   using I = typename V::I;
-  constexpr int kCells = eden_cells(Bits), kLevels = (1 << Bits) / 2;
   constexpr int kOfTile = kTile / V::kLanes;
   const F factor = V::spread(scale);
   TreeSum<V> match;
   // Codes a tile, and returns its levels with their signs.
-  const auto code_tile = [&](const F* v, F* signed_level) QSGD_INLINE_LAMBDA {
-    I z[kOfTile], magnitude[kOfTile], level[kOfTile], value[kOfTile];
+  const auto code = [&](const F* v, F* signed_level) QSGD_INLINE_LAMBDA {
+    I z[kOfTile], magnitude[kOfTile], value[kOfTile];
 #pragma GCC unroll 16
     for (int i = 0; i < kOfTile; ++i) {
       z[i] = V::bits(V::mul(v[i], factor));
       magnitude[i] = V::both(z[i], V::spread(0x7fffffff));
-      level[i] = V::spread(0);  // bits above the lowest byte are arbitrary
     }
-    if constexpr (Bits > 1) {
-      I cell[kOfTile], edge[kOfTile];
-#pragma GCC unroll 16
-      for (int i = 0; i < kOfTile; ++i) {
-        cell[i] = V::min(V::round(V::of_bits(magnitude[i])), V::spread(kCells - 1));
-      }
-      lookup_tile<V, kCells>(table.edges, cell, edge);
-#pragma GCC unroll 16
-      for (int i = 0; i < kOfTile; ++i) {
-        level[i] = V::count_above(edge[i], magnitude[i], edge[i]);
-        if constexpr (Bits == 8) {
-          level[i] = V::count_above(level[i], magnitude[i], V::spread(int32_t(table.last_edge)));
-        }
-      }
-    }
-    lookup_tile<V, kLevels>(table.values, level, value);
+    code_tile<V, Bits>(z, magnitude, table, value, codes);
+    codes += 8 * Bits;
     F product[kOfTile];
 #pragma GCC unroll 16
     for (int i = 0; i < kOfTile; ++i) {
       product[i] = V::mul(V::of_bits(magnitude[i]), V::of_bits(value[i]));
       signed_level[i] = V::flip(V::of_bits(value[i]), z[i]);
-      level[i] = V::select(V::spread(kLevels - 1), level[i], V::template down<32 - Bits>(z[i]));
     }
     match.add(product);
-    pack_codes<V, Bits>(level, codes);
-    codes += 8 * Bits;
   };
   with_group<V>(size, [&](auto group) QSGD_INLINE_LAMBDA {
     constexpr int kCount = decltype(group)::value;
     fall<V, kCount>(work, size, [&](size_t at, const F* v) QSGD_INLINE_LAMBDA {
       F signed_level[kCount];
 #pragma GCC unroll 2
-      for (int i = 0; i < kCount; i += kOfTile) code_tile(v + i, signed_level + i);
+      for (int i = 0; i < kCount; i += kOfTile) code(v + i, signed_level + i);
       if constexpr (Keep) {  // the group at `at` has been loaded completely
         rise<V, kCount>(kCount * V::kLanes, work + at, [&](size_t, F* risen) QSGD_INLINE_LAMBDA {
 #pragma GCC unroll 16
@@ -420,7 +434,7 @@ QSGD_INLINE void levels_of(const uint8_t* code, const EdenTable& table, typename
   constexpr int kOfTile = kTile / V::kLanes, kLevels = (1 << Bits) / 2;
   if constexpr (V::kLooksUpBytes && (1 << Bits) > 2 * V::kLookup) {
     I value[kOfTile];
-    V::template lookup_bytes<1 << Bits>(table.values.bytes, V::load_bytes(code), value);
+    V::template lookup_bytes<1 << Bits>(table.values.bytes, V::reorder(V::load_ints(code)), value);
 #pragma GCC unroll 16
     for (int i = 0; i < kOfTile; ++i) level[i] = V::of_bits(value[i]);
   } else {

@@ -52,6 +52,7 @@ struct Avx512 {
   static QSGD_INLINE void store_ints(void* to, I a) { _mm512_storeu_si512(to, a); }
   static QSGD_INLINE I spread(int32_t x) { return _mm512_set1_epi32(x); }
   static QSGD_INLINE I add(I a, I b) { return _mm512_add_epi32(a, b); }
+  static QSGD_INLINE I sub(I a, I b) { return _mm512_sub_epi32(a, b); }
   static QSGD_INLINE I times(I a, I b) { return _mm512_mullo_epi32(a, b); }
   static QSGD_INLINE I both(I a, I b) { return _mm512_and_si512(a, b); }
   static QSGD_INLINE I differ(I a, I b) { return _mm512_xor_si512(a, b); }
@@ -117,36 +118,46 @@ struct Avx512 {
     }
   }
 
-  // Of larger tables, a tile's entries are looked up byte by byte: one or two instructions for each
-  // byte of 64 entries.
+  // Larger tables are searched byte by byte: one or two instructions for each byte of a tile's
+  // entries. The bytes of a tile's numbers are then in lane order, in which packing and unpacking
+  // leave them: byte 16 q + 4 v + i is that of element 16 v + 4 q + i.
   static constexpr bool kLooksUpBytes = true;
-  // The lowest bytes of a tile's numbers: byte b of lane l is that of element 16 b + l.
-  static QSGD_INLINE I lowest_bytes(const I* numbers) {
-    const I lower = choose(0x000000ffu, numbers[0], up<8>(numbers[1]));
-    const I upper = choose(0x000000ffu, numbers[2], up<8>(numbers[3]));
-    return choose(0x0000ffffu, lower, up<16>(upper));
+  // The numbers as bytes in lane order, at least -128 and at most Most, 127 or 255.
+  template <int Most = 127>
+  static QSGD_INLINE I saturated(const I* numbers) {
+    const I lower = _mm512_packs_epi32(numbers[0], numbers[1]);
+    const I upper = _mm512_packs_epi32(numbers[2], numbers[3]);
+    return Most == 127 ? _mm512_packs_epi16(lower, upper) : _mm512_packus_epi16(lower, upper);
   }
-  // A tile's bytes in that order.
-  static QSGD_INLINE I load_bytes(const uint8_t* code) {
-    const I order =
-        _mm512_setr_epi32(0x30201000, 0x31211101, 0x32221202, 0x33231303, 0x34241404, 0x35251505,
-                          0x36261606, 0x37271707, 0x38281808, 0x39291909, 0x3a2a1a0a, 0x3b2b1b0b,
-                          0x3c2c1c0c, 0x3d2d1d0d, 0x3e2e1e0e, 0x3f2f1f0f);
-    return _mm512_permutexvar_epi8(order, load_ints(code));
+  // From lane order to that of the elements, or back.
+  static QSGD_INLINE I reorder(I bytes) {
+    return _mm512_permutexvar_epi32(
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bytes);
   }
-  // A tile's entries, by indices in that order, modulo Size. table[k]: byte k of the entries.
+  // `bytes`, plus one where the highest bit of `more` is set.
+  static QSGD_INLINE I count_signs(I bytes, I more) {
+    return _mm512_mask_add_epi8(bytes, _mm512_movepi8_mask(more), bytes, _mm512_set1_epi8(1));
+  }
+  static QSGD_INLINE bool has_byte(I bytes, int value) {
+    return _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(static_cast<char>(value))) != 0;
+  }
+  // A tile's entries by indices in lane order, modulo Size; table[k] has byte k of the entries.
+  // Returns the entries' lowest bytes in lane order.
   template <int Size, int Length>
-  static QSGD_INLINE void lookup_bytes(const uint8_t (&table)[4][Length], I index, I* entries) {
+  static QSGD_INLINE I lookup_bytes(const uint8_t (&table)[4][Length], I index, I* entries) {
     I byte[4];
 #pragma GCC unroll 4
     for (int k = 0; k < 4; ++k) byte[k] = lookup_byte<Size>(table[k], index);
-    // Transpose the four bytes of each lane: first pairs of bytes, then pairs of pairs.
-    const I even[] = {merge<0x42024000>(byte[0], byte[1]), merge<0x42024000>(byte[2], byte[3])};
-    const I odd[] = {merge<0x43034101>(byte[0], byte[1]), merge<0x43034101>(byte[2], byte[3])};
-    entries[0] = merge<0x41400100>(even[0], even[1]);
-    entries[1] = merge<0x41400100>(odd[0], odd[1]);
-    entries[2] = merge<0x43420302>(even[0], even[1]);
-    entries[3] = merge<0x43420302>(odd[0], odd[1]);
+    const I lower[] = {_mm512_unpacklo_epi8(byte[0], byte[1]),
+                       _mm512_unpackhi_epi8(byte[0], byte[1])};
+    const I upper[] = {_mm512_unpacklo_epi8(byte[2], byte[3]),
+                       _mm512_unpackhi_epi8(byte[2], byte[3])};
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      entries[2 * half] = _mm512_unpacklo_epi16(lower[half], upper[half]);
+      entries[2 * half + 1] = _mm512_unpackhi_epi16(lower[half], upper[half]);
+    }
+    return byte[0];
   }
 
   static QSGD_INLINE I choose(uint32_t mask, I a, I b) {
@@ -181,7 +192,11 @@ struct Avx512 {
         _mm512_setr_epi32(0x0c080400, 0x1c181410, 0x2c282420, 0x3c383430, 0x0d090501, 0x1d191511,
                           0x2d292521, 0x3d393531, 0x0e0a0602, 0x1e1a1612, 0x2e2a2622, 0x3e3a3632,
                           0x0f0b0703, 0x1f1b1713, 0x2f2b2723, 0x3f3b3733);
-    const I code = _mm512_permutexvar_epi8(order, either(three, up<24>(code_of[3])));
+    pack_bytes<Bits>(_mm512_permutexvar_epi8(order, either(three, up<24>(code_of[3]))), out);
+  }
+  // The same for one byte per code, in the order of the elements.
+  template <int Bits>
+  static QSGD_INLINE void pack_bytes(I code, uint8_t* out) {
     if constexpr (Bits == 8) _mm512_storeu_si512(out, code);
     if constexpr (Bits >= 4 && Bits < 8) pack_field<4, Bits - 4>(code, out);
     if constexpr ((Bits & 2) != 0) pack_field<2, (Bits & 1)>(code, out + 8 * (Bits & 4));
@@ -266,14 +281,6 @@ struct Avx512 {
                                     lookup_byte<128>(table + 128, index));
     }
   }
-  // Of each lane, the bytes whose numbers are in Bytes, lowest first; b's begin at 64.
-  template <int Bytes>
-  static QSGD_INLINE I merge(I a, I b) {
-    const I lane = _mm512_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0x10101010, 0x14141414,
-                                     0x18181818, 0x1c1c1c1c, 0x20202020, 0x24242424, 0x28282828,
-                                     0x2c2c2c2c, 0x30303030, 0x34343434, 0x38383838, 0x3c3c3c3c);
-    return _mm512_permutex2var_epi8(a, add(lane, spread(Bytes)), b);
-  }
   // Left rotations of a field of Bits bits from Shift on within its eight bytes.
   template <int Bits, int Shift>
   static QSGD_INLINE I turns() {
@@ -284,20 +291,25 @@ struct Avx512 {
   template <int Bits, int Shift>
   static QSGD_INLINE void pack_field(I code, uint8_t* out) {
     const I field = both(code, _mm512_set1_epi8(((1 << Bits) - 1) << Shift));
+    if constexpr (Bits == 1) {  // bit w of byte b is that of element 8 w + b
+      const I eighths = _mm512_permutexvar_epi8(
+          _mm512_setr_epi64(0x3830282018100800, 0x3931292119110901, 0x3a322a221a120a02,
+                            0x3b332b231b130b03, 0x3c342c241c140c04, 0x3d352d251d150d05,
+                            0x3e362e261e160e06, 0x3f372f271f170f07),
+          field);
+      const __mmask64 bits = _mm512_test_epi8_mask(eighths, eighths);
+      std::memcpy(out, &bits, sizeof bits);
+      return;
+    }
     const I placed = _mm512_rolv_epi64(field, turns<Bits, Shift>());
     const __m256i four =
         _mm256_or_si256(_mm512_castsi512_si256(placed), _mm512_extracti64x4_epi64(placed, 1));
     if constexpr (Bits == 4) {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), four);
     } else {
-      const __m128i two =
-          _mm_or_si128(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
-      if constexpr (Bits == 2) {
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(out), two);
-      } else {
-        _mm_storel_epi64(reinterpret_cast<__m128i*>(out),
-                         _mm_or_si128(two, _mm_unpackhi_epi64(two, two)));
-      }
+      _mm_storeu_si128(
+          reinterpret_cast<__m128i*>(out),
+          _mm_or_si128(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1)));
     }
   }
   template <int Bits, int Shift>
