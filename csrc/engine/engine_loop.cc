@@ -126,7 +126,7 @@ bool Engine::submit_ready() {
     Entry* const entry = entries_.find(it->operation->key());  // null: it has failed already
     // Copy it already: other ranks may be late.
     if (entry != nullptr && is_staged(*entry) && !may_stay(*it->operation) &&
-        entry->ready->device().pinned_bytes() < kMostAhead) {
+        entry->device()->pinned_bytes() < kMostAhead) {
       entry->copy = std::make_shared<HostCopy>(*entry);
     }
   }

@@ -27,6 +27,8 @@ struct Entry {
   gpu::Device* copied_from = nullptr;        // of such a copy's entry
 
   bool is_ready() const { return ready == nullptr || ready->passed(); }
+  // Of the tensor; null: it is in host memory.
+  gpu::Device* device() const { return ready == nullptr ? nullptr : &ready->device(); }
 };
 
 // Result of an operation on this rank, or the error with which it failed on all ranks.

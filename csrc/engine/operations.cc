@@ -39,16 +39,12 @@ std::vector<int64_t> even_rows(int64_t rows, int size) {
   return parts;
 }
 
-gpu::Device* device_of(const Entry& entry) {
-  return is_on_device(&entry) ? &entry.ready->device() : nullptr;
-}
-
 // A result of so many rows, with memory for them.
 Result new_result(const Entry& entry, int64_t rows, const gpu::Nccl* nccl) {
   const size_t size_bytes = static_cast<size_t>(rows) * entry.operation->row_bytes();
   Result result;
   result.shape = with_rows(entry.operation->shape, rows);
-  gpu::Device* const device = is_on_device(&entry) ? device_of(entry) : entry.copied_from;
+  gpu::Device* const device = entry.copied_from != nullptr ? entry.copied_from : entry.device();
   if (device != nullptr) result.device = device->shared_from_this();
   if (nccl != nullptr && device == &nccl->device()) {
     result.on_device = gpu::DeviceMemory(*device, size_bytes);
@@ -100,7 +96,7 @@ gpu::Nccl* Operations::made(Group& group, const std::vector<int>& ranks,
   if (group.tried) return group.nccl.get();
   group.tried = true;
   const auto placed = std::find_if(entries.begin(), entries.end(), is_on_device);
-  gpu::Device* const device = placed == entries.end() ? nullptr : &(*placed)->ready->device();
+  gpu::Device* const device = placed == entries.end() ? nullptr : (*placed)->device();
   Transport& transport = group.transport ? *group.transport : communicator_.transport;
   group.nccl = gpu::Nccl::make(transport, ranks, config_.nccl_library, device, std::move(count),
                                config_.log);
@@ -159,7 +155,7 @@ int Operations::place_of(int rank) const {
 void Operations::broadcast(const Entry& entry, gpu::Nccl* nccl) {
   const Operation& o = *entry.operation;
   if (nccl != nullptr) {
-    nccl->broadcast(entry.out, o.size_bytes(), place_of(o.root), device_of(entry));
+    nccl->broadcast(entry.out, o.size_bytes(), place_of(o.root), entry.device());
   } else {
     qsgd::broadcast(communicator_.transport, entry.out, o.size_bytes(), place_of(o.root));
   }
@@ -171,7 +167,7 @@ Result Operations::allgather(const Entry& entry, const std::vector<int64_t>& row
   result->sizes = rows;
   const std::vector<size_t> sizes = times(rows, entry.operation->row_bytes());
   if (nccl != nullptr) {
-    nccl->allgather(entry.in, result->data(), sizes, device_of(entry));
+    nccl->allgather(entry.in, result->data(), sizes, entry.device());
   } else {
     allgatherv(communicator_.transport, entry.in, result->data(), sizes);
   }
@@ -191,7 +187,7 @@ Result Operations::alltoall(const Entry& entry, gpu::Nccl* nccl) {
   const std::vector<size_t> given = times(splits, o.row_bytes());
   const std::vector<size_t> taken = times(*received, o.row_bytes());
   if (nccl != nullptr) {
-    nccl->alltoall(entry.in, given, result->data(), taken, device_of(entry));
+    nccl->alltoall(entry.in, given, result->data(), taken, entry.device());
   } else {
     alltoallv(transport, entry.in, given, result->data(), taken);
   }
@@ -207,7 +203,7 @@ Result Operations::reducescatter(const Entry& entry, gpu::Nccl* nccl) {
   Result result = new_result(entry, mine, nccl);
   const std::vector<size_t> counts = times(rows, o.row_count());
   if (nccl != nullptr) {
-    nccl->reducescatter(entry.in, result.data(), counts, o.args, device_of(entry));
+    nccl->reducescatter(entry.in, result.data(), counts, o.args, entry.device());
   } else {
     qsgd::reducescatter(transport, entry.in, result.data(), counts, o.args);
   }

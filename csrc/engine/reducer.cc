@@ -116,7 +116,7 @@ std::vector<ReduceTensor> Reducer::prepare(const std::vector<Entry*>& entries,
     tensors.push_back({entry->in, entry->out, o.count(), hash_name(o.name), step});
     ReduceTensor& tensor = tensors.back();
     if (coded) tensor.spec = codings.at(tensors.size() - 1);
-    tensor.place = entry->ready == nullptr ? nullptr : &entry->ready->device();
+    tensor.place = entry->device();
     const double scale =
         o.args.prescale * o.args.postscale / (o.args.op == ReduceOp::kAverage ? size() : 1);
     std::vector<float> owed;  // to add to the input

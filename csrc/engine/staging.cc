@@ -6,23 +6,23 @@
 
 namespace qsgd {
 
-bool is_on_device(const Entry* entry) { return entry->ready != nullptr; }
+bool is_on_device(const Entry* entry) { return entry->device() != nullptr; }
 
 bool is_staged(const Entry& entry) { return is_on_device(&entry) && !entry.operation->coding; }
 
 gpu::Device* device_of(const std::vector<Entry*>& entries) {
   gpu::Device* device = nullptr;
   for (const Entry* entry : entries) {
-    if (entry->ready == nullptr) return nullptr;
-    if (device != nullptr && device != &entry->ready->device()) return nullptr;
-    device = &entry->ready->device();
+    if (device != nullptr && device != entry->device()) return nullptr;
+    device = entry->device();
+    if (device == nullptr) return nullptr;
   }
   return device;
 }
 
 HostCopy::HostCopy(const Entry& entry)
     : target_(entry.out),
-      device_(entry.ready->device()),
+      device_(*entry.device()),
       in_(device_.take_pinned(entry.operation->size_bytes())),
       out_(entry.out == nullptr    ? nullptr
            : entry.out == entry.in ? in_

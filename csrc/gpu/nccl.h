@@ -1,5 +1,4 @@
-// Collectives of NCCL, or of RCCL with the same functions, among the devices of a process set. The
-// library is loaded at run time and may be missing; it is not needed at build time.
+// Collectives of NCCL among the devices of a process set.
 #pragma once
 
 #include <chrono>
@@ -14,7 +13,7 @@
 
 namespace qsgd::gpu {
 
-struct NcclCalls;  // of the library
+struct NcclCalls;
 
 // A communicator, used by the thread that drives the engine. A collective blocks until the device's
 // work for it is done. It throws if NCCL fails, or the job is aborted meanwhile.
@@ -58,6 +57,7 @@ class Nccl : public WithinNode {
   void close();
 
  private:
+  class Local;
   class Tensors;
   class Halves;
   Nccl(std::shared_ptr<const NcclCalls> calls, Device& device, Transport& transport, Count count);
@@ -72,7 +72,6 @@ class Nccl : public WithinNode {
   // Queues the calls that `calls` makes through its argument, as one.
   using Call = std::function<void(int result)>;
   void grouped(const std::function<void(const Call& call)>& calls) const;
-  class Local;
   // Blocks until the queued work is done, and then that which `deliver` queues: a copy to pageable
   // memory, such as that of a rank that has joined, blocks in the driver, and must not wait for
   // other ranks there.
@@ -87,8 +86,5 @@ class Nccl : public WithinNode {
   const int rank_, size_;
   void* communicator_ = nullptr;  // ncclComm_t
 };
-
-// The version of a library, such as 22703 for 2.27.3; 0 if there is none.
-int nccl_version(const std::string& path);
 
 }  // namespace qsgd::gpu
