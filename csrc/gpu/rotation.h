@@ -86,10 +86,21 @@ class Rotation {
     for (int c = 0; c < 4; ++c) {
       row[c] = (term[c] + term[4 + c]) + (term[8 + c] + term[12 + c]);
     }
-    for (uint32_t mask = kTileLanes; mask < bucket_ / kMine; mask *= 2) add_lane(row, mask);
-    add_lane(row, 2);
-    add_lane(row, 1);
-    return (row[0] + row[2]) + (row[1] + row[3]);
+    // Between lanes, tiles first. At the first two distances, each lane keeps half of its rows.
+    const int one = bucket_ > kTile ? kTileLanes : 2;
+    const int other = bucket_ > 2 * kTile ? 2 * kTileLanes : one / 2;
+    halve(row, 2, one);
+    halve(row, 1, other);
+    float sum = row[0];
+    for (int mask = 4 * kTileLanes; mask < static_cast<int>(bucket_) / kMine; mask *= 2) {
+      sum += lane_xor(sum, mask);
+    }
+    if (bucket_ > kTile) {
+      if (bucket_ > 2 * kTile) sum += lane_xor(sum, 2);
+      sum += lane_xor(sum, 1);
+    }
+    sum += lane_xor(sum, one);
+    return sum + lane_xor(sum, other);
   }
 
  private:
@@ -105,9 +116,15 @@ class Rotation {
     }
   }
 
-  __device__ __forceinline__ static void add_lane(float* row, uint32_t mask) {
+  // Of 2 * half rows, keeps one half and adds that of the other lane: the upper lane the upper
+  // half.
+  __device__ __forceinline__ void halve(float* row, int half, int mask) const {
+    const bool upper = (part_ & static_cast<uint32_t>(mask)) != 0;
 #pragma unroll
-    for (int c = 0; c < 4; ++c) row[c] += lane_xor(row[c], static_cast<int>(mask));
+    for (int c = 0; c < half; ++c) {
+      const float sent = upper ? row[c] : row[c + half];
+      row[c] = (upper ? row[c + half] : row[c]) + lane_xor(sent, mask);
+    }
   }
 
   // Exchanges this bit of the register number with a bit of the lane number.

@@ -30,8 +30,6 @@
 namespace qsgd {
 namespace {
 
-constexpr uint32_t kNoEdge = 0x7f000000u;  // above all magnitudes
-
 EdenTable make_table(int bits) {
   EdenTable table{};
   const float* const level = lloyd_max(bits);
@@ -43,14 +41,15 @@ EdenTable make_table(int bits) {
   // In units of a cell, which is so small that no two edges round to the same one.
   uint32_t below = 0;
   for (uint32_t cell = 0; cell < kEdenCells; ++cell) {
-    table.edges.set(cell, kNoEdge | below);
+    table.edges.set(cell, kEdenNoEdge | below);
     if (below + 1 == levels) continue;
     const float edge = eden_edge(bits, static_cast<int>(below));
     if (std::min(std::lrint(edge), kEdenCells - 1L) != static_cast<long>(cell)) continue;
     table.edges.set(cell, bit_cast<uint32_t>(edge));
     ++below;
   }
-  table.last_edge = below + 1 == levels ? kNoEdge : bit_cast<uint32_t>(eden_edge(bits, int(below)));
+  table.last_edge =
+      below + 1 == levels ? kEdenNoEdge : bit_cast<uint32_t>(eden_edge(bits, int(below)));
   return table;
 }
 

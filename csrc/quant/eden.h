@@ -25,6 +25,10 @@ QSGD_INLINE uint32_t eden_size(size_t count) {
   return size;
 }
 
+constexpr int kEdenCells = 256;                // at most
+constexpr uint32_t kEdenNoEdge = 0x7f000000u;  // above all magnitudes
+// Number of distinct cells.
+QSGD_INLINE constexpr int eden_cells(int bits) { return bits < 4 ? 1 << (bits - 1) : 1 << bits; }
 // Cells per standard deviation; magnitudes are compared in cells.
 QSGD_INLINE constexpr float eden_grow(int bits) { return static_cast<float>(1 << bits) / 4; }
 

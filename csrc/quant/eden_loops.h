@@ -328,9 +328,6 @@ float eden_rotate_loop(const float* x, size_t size, float lift, uint32_t seed, f
   return squares.total();
 }
 
-// Number of distinct cells.
-constexpr int eden_cells(int bits) { return bits < 4 ? 1 << (bits - 1) : 1 << bits; }
-
 // Codes a tile of magnitudes in cells, z their numbers with signs, and sets their levels' values.
 template <class V, int Bits>
 QSGD_INLINE void code_tile(const typename V::I* z, const typename V::I* magnitude,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/dtype.h"
+#include "quant/eden.h"
 #include "quant/noise.h"
 
 namespace qsgd {
@@ -47,7 +48,6 @@ struct ByteTable {
 };
 
 // Tables of EDEN (eden.h) for some number of bits.
-constexpr int kEdenCells = 256;
 struct EdenTable {
   // By the cell nearest to a magnitude: the edge of a level in that cell, or a number above all
   // magnitudes; its lowest byte is the number of edges below. For 8 bits, last_edge is another edge

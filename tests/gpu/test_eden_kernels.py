@@ -53,6 +53,15 @@ def test_core_and_kernels_write_the_same_bytes(kernels: Kernels, bits):
     assert_same(kernels.encode(x, code_of(bits)), _core.encode(x, spec=spec, **KEY)[32:])
 
 
+def test_codes_of_the_rarest_magnitudes(kernels: Kernels):
+    """With 8 bits, the last cell contains two edges: 14 of a million elements lie above both."""
+    x, code = normal(1 << 20), code_of(8)
+    message = kernels.encode(x, code)
+    assert_same(message, _core.encode(x, spec=_core.CodecSpec(scheme="eden", bits=8), **KEY)[32:])
+    highest = np.count_nonzero(message[4 * x.size // 512 :] % 128 == 127)
+    assert highest > 0
+
+
 @pytest.mark.parametrize("bucket", BUCKETS)
 def test_every_bucket_and_every_rest(kernels: Kernels, bucket):
     """Several buckets share a warp, of which the last one may rotate fewer elements."""
