@@ -1,11 +1,16 @@
 #include "common/workers.h"
 
+#include <system_error>
+
 #include "common/thread_name.h"
 
 namespace qsgd {
 
 Workers::Workers(int threads) {
-  for (int i = 1; i < threads; ++i) others_.emplace_back([this] { serve(); });
+  try {
+    for (int i = 1; i < threads; ++i) others_.emplace_back([this] { serve(); });
+  } catch (const std::system_error&) {  // a limit of the system: go on with the threads there are
+  }
 }
 
 Workers::~Workers() {

@@ -10,7 +10,8 @@
 
 namespace qsgd {
 
-// `threads` includes the caller, which takes part; with 1, no thread is started.
+// `threads` includes the caller, which takes part; with 1, no thread is started. Where the system
+// limits threads, there may be fewer.
 class Workers {
  public:
   explicit Workers(int threads);
