@@ -42,14 +42,18 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
-def _at_least(kind: type[int] | type[float], least: float) -> Callable[[str], Any]:
+def _at_least(
+    kind: type[int] | type[float], least: float, *, below: int = 2**63
+) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         try:
             value = kind(text)
         except ValueError:
             raise ValueError(f"expected {parse.__doc__}") from None
-        if not least <= value < 2**63:
-            raise ValueError(f"expected {parse.__doc__} and below 2^63")
+        if not least <= value < below:
+            raise ValueError(
+                f"expected {parse.__doc__} and below {below if below < 2**63 else '2^63'}"
+            )
         return value
 
     parse.__doc__ = f"{'an integer' if kind is int else 'a number'}, at least {least:g}"
@@ -247,7 +251,9 @@ TABLE: dict[str, Variable] = {
         "warns once if compression costs time",
     ),
     "QSGD_THREADS": Variable(
-        _at_least(int, 1), 1, "threads per rank that code gradients during the training"
+        _at_least(int, 1, below=1025),
+        1,
+        "threads per rank that code gradients during the training",
     ),
     "QSGD_GPU_LIBRARY": Variable(
         str, "", "file of GPU kernels instead of the package's; none: code on the host"
@@ -343,7 +349,7 @@ TABLE: dict[str, Variable] = {
         "seconds for which all ranks may wait for different tensors before these fail; 0: no limit",
     ),
     "QSGD_FAN_OUT": Variable(
-        _at_least(int, 0),
+        _at_least(int, 0, below=2**31),
         0,
         "fan-out between nodes of the engine's tree; 0: a star up to 33 ranks, then 8",
     ),

@@ -48,6 +48,19 @@ def test_a_bucket_is_a_multiple_of_64(text):
         env.get("QSGD_BUCKET_SIZE", {"QSGD_BUCKET_SIZE": text})
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "limit"),
+    [
+        ("QSGD_THREADS", "100000", "below 1025"),
+        ("QSGD_FAN_OUT", "99999999999", "below 2147483648"),
+        ("QSGD_SEED", "1" + 20 * "0", "below 2\\^63"),
+    ],
+)
+def test_numbers_that_the_core_cannot_use_are_refused(name, text, limit):
+    with pytest.raises(UsageError, match=f"{name}='{text}': .* {limit}"):
+        env.get(name, {name: text})
+
+
 def test_misspelt_names_are_found_and_a_users_own_are_not():
     given = {"QSGD_BIT": "4", "QSGD_ERRORFEEDBACK": "on", "QSGD_BITS": "4", "QSGD_GPU": "none"}
     own = {"QSGD_EXPERIMENT": "7", "QSGD_TASK": "1", "BITS": "4"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -167,6 +168,9 @@ class Bench:
 
     def measure(self) -> list[Row]:
         """Measure every size and print its rows immediately."""
+        # A row of the engine is what its title says: not float32, which the planner may prefer.
+        asked = {"PLANNER": "off", "AUTOTUNE": "off", "THREADS": str(self.request.threads)}
+        os.environ.update({f"QSGD_{name}": value for name, value in asked.items()})
         basics.init()
         peers = self.find_peers() if self.request.peers else []
         effort = Effort(self.request.rounds, self.request.seconds)

@@ -63,7 +63,7 @@ def mpi() -> list[Finding]:
         library = find_library()
     except UsageError as error:
         text = no_mpi(os.environ)
-        return [fault("MPI", str(error), f"{text[0].upper()}{text[1:]}.")]
+        return [fault("MPI", str(error).removesuffix(f"; {text}"), f"{text[0].upper()}{text[1:]}.")]
     where = f", {library.path}" if library.path else ""
     return [ok("MPI", f"{library.name}{where}"), *_launcher(library)]
 

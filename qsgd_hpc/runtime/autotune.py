@@ -83,10 +83,16 @@ class Tuner:
         self._thread = threading.Thread(target=self._run, name="qsgd-hpc autotune", daemon=True)
 
     def start(self) -> None:
-        """Start, with an empty log."""
+        """Start, with an empty log; a UsageError if it cannot be written."""
         if self._log is not None:
-            with self._log.open("w", newline="") as file:
-                csv.writer(file).writerow(_COLUMNS)
+            try:
+                with self._log.open("w", newline="") as file:
+                    csv.writer(file).writerow(_COLUMNS)
+            except OSError as error:
+                raise UsageError(
+                    f"{_cannot_log(self._log, error)}; choose a file in a folder that exists and "
+                    "that rank 0's host can write to"
+                ) from None
         self._thread.start()
 
     def stop(self) -> None:
@@ -182,8 +188,16 @@ class Tuner:
         if self._log is None:
             return
         row = [self.search.trials_done, f"{time.monotonic() - self._began:.1f}", *astuple(settings)]
-        with self._log.open("a", newline="") as file:
-            csv.writer(file).writerow([*row, f"{speed / 1e6:.3f}", f"{nmse:.3g}", int(kept)])
+        try:
+            with self._log.open("a", newline="") as file:
+                csv.writer(file).writerow([*row, f"{speed / 1e6:.3f}", f"{nmse:.3g}", int(kept)])
+        except OSError as error:  # the search goes on, else this trial's settings would stay
+            _say(f"warning: {_cannot_log(self._log, error)}; later trials are not logged")
+            self._log = None
+
+
+def _cannot_log(log: Path, error: OSError) -> str:
+    return f"the log of autotuning (QSGD_AUTOTUNE_LOG) cannot be written: {log}: {error.strerror}"
 
 
 def space_from_environment(size: int) -> Space:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.timeline import traces
@@ -17,6 +18,8 @@ from qsgd_hpc.timeline.steps import OTHERS, RankSteps, of_steps
 __all__ = ["timeline"]
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+# Exceeds every table: a terminal wraps long lines, so that neither names nor numbers are cut.
+_LINE = 1000
 
 
 class _ShowsFiles(click.Group):
@@ -78,7 +81,7 @@ def show(file: Path, top: int) -> None:
             "of QSGD_TIMELINE"
         )
     summary = traces.summarise(events)
-    console = Console(width=None if Console().is_terminal else 120)
+    console = Console(width=_LINE)
     if steps := of_steps(events):
         console.print(_steps_title(steps), highlight=False)
         console.print(_steps_table(steps))
@@ -133,7 +136,8 @@ def _table(summary: traces.Summary, top: int) -> Table:
     by_work = sorted(summary.tensors.items(), key=lambda item: -item[1].working_us)
     for name, t in by_work[:top]:
         table.add_row(
-            name, str(t.operations), str(t.elements), f"{t.bits:.4g}", f"{t.wire_bytes / 1e6:.3f}",
+            Text(name), str(t.operations), str(t.elements), f"{t.bits:.4g}",
+            f"{t.wire_bytes / 1e6:.3f}",
             f"{t.negotiating_us / 1e3:.2f}", f"{t.queued_us / 1e3:.2f}",
             f"{t.working_us / 1e3:.2f}", _percent(t.exposed_us, t.working_us),
         )  # fmt: skip

@@ -20,6 +20,7 @@ from qsgd_hpc import doctor as verb
 from qsgd_hpc.checkup import CHECKS, Finding, Level, examine, installation, jobs, launching, machine
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.mpi import Family, Launcher, Library
+from qsgd_hpc.launch.remedies import NO_MPI
 
 MPICH = Library("MPICH Version: 5.0.2", "MPICH", (5, 0, 2), Path("/opt/mpich/lib/libmpi.so"))
 Install = Callable[[str, str], Path]
@@ -136,11 +137,12 @@ def test_core_that_dies_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_mpi_that_is_missing_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Library:
-        raise UsageError("no MPI library can be loaded")
+        raise UsageError(f"no MPI library can be loaded (file too short); {NO_MPI}")
 
     monkeypatch.setattr(launching, "find_library", missing)
     found = only(launching.mpi())
     assert found.level is Level.FAULT
+    assert found.text == "no MPI library can be loaded (file too short)"
     assert found.remedy.startswith("Run pip install 'qsgd-hpc[mpich]'")
 
 

@@ -36,8 +36,10 @@ def test_two_ranks_beside_their_peers(python, tmp_path):
     done = bench(
         python, "-np", "2", "--sizes", "4K:64K", "--bits", "32,8,4,2,auto", "--rounds", "3",
         "--scheme", "qsgd,eden", "--peers", "--json", str(path), QSGD_HOME=str(tmp_path),
+        QSGD_PLANNER="on",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "planner" not in done.stderr
     record = json.loads(path.read_text())
     assert (record["schema"], record["ranks"], record["threads"]) == (1, 2, 1)
     assert record["machine"]["ranks"] == 2
@@ -57,6 +59,9 @@ def test_two_ranks_beside_their_peers(python, tmp_path):
             assert 1e-5 < row["nmse"] < 1e-3
         if row["what"] in ("fp32", "engine fp32"):
             assert row["nmse"] < 1e-12
+        if row["what"] == "2 bit feedback":
+            assert row["nmse"] > 1e-3
+            assert row["wire_bytes"] > 0
     assert all((row["speedup"] is None) == row["is_peer"] for row in rows)
     # One table, from rank 0.
     assert done.stdout.count("MPI_Allreduce") == 3

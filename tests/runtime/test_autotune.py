@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import shutil
 import sys
 import threading
 import time
@@ -168,6 +169,23 @@ def tuned(tmp_path, engine, search, **options):
     tuner.stop()
     with (tmp_path / "log.csv").open() as file:
         return found[0], list(csv.DictReader(file))
+
+
+def test_a_log_that_cannot_be_written_is_named_and_does_not_end_the_search(tmp_path, capfd):
+    search = Search(Space(cycle_time_ms=(0.0, 1.0)), seed=1, trials=2)
+    folder = tmp_path / "logs"
+    log, ended = folder / "log.csv", threading.Event()
+    tuner = Tuner(
+        Training(), search, window_s=0.05, log=log, on_best=lambda best, speed: ended.set()
+    )
+    with pytest.raises(UsageError, match=r"\(QSGD_AUTOTUNE_LOG\).*log.csv: No such file"):
+        tuner.start()
+    folder.mkdir()
+    tuner.start()
+    shutil.rmtree(folder)
+    assert ended.wait(60)
+    tuner.stop()
+    assert capfd.readouterr().err.count("later trials are not logged") == 1
 
 
 def test_a_tuner_tries_settings_and_leaves_the_best(tmp_path):

@@ -285,6 +285,14 @@ def test_show_lists_the_busiest_tensors_first(tmp_path):
     assert "programs waiting 25%" in " ".join(result.output.split())
 
 
+def test_names_of_tensors_are_shown_whole_and_as_they_are(tmp_path):
+    name = "gradient." + 20 * "layer." + "[head][/tail]"
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps(SAMPLE).replace('"w"', json.dumps(name)))
+    result = CliRunner().invoke(verbs, [str(file)])
+    assert name in result.output, result.output
+
+
 def test_other_files_are_refused(tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("no timeline\n")
