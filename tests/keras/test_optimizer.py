@@ -422,6 +422,11 @@ def test_arguments_that_cannot_be_are_answered_with_the_remedy(arguments, messag
         of(keras.optimizers.SGD(0.1), **arguments)
 
 
+def test_no_optimizer_cannot_be_wrapped():
+    with pytest.raises(hvd.UsageError, match="pass an optimizer of Keras"):
+        hvd.DistributedOptimizer(None)
+
+
 def test_an_optimizer_is_wrapped_once():
     with pytest.raises(ValueError, match="wrap it once"):
         of(of(keras.optimizers.SGD(0.1)))
