@@ -529,9 +529,14 @@ def steps_of_a_loop(model, optimizer, traced):
 @pytest.mark.skipif(BACKEND == "jax", reason="values are not broadcast within a step on JAX")
 @pytest.mark.parametrize("loads", [0, 1])
 @pytest.mark.parametrize("traced", [False, True])
-def test_an_optimizer_that_one_rank_has_loaded_is_that_of_the_first_rank_in_a_loop(loads, traced):
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_optimizer_that_one_rank_has_loaded_is_that_of_the_first_rank_in_a_loop(
+    loads, traced, scaled
+):
     code = hvd.Compression.qsgd(bits=2, min_elements=1)
     model, optimizer = network(), of(keras.optimizers.Adam(0.1), compression=code)
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     if hvd.rank() == loads:
         optimizer.build(model.trainable_variables)
         optimizer.iterations.assign(7)
