@@ -16,13 +16,14 @@ def choose_groups(num_groups: int, groups: Any) -> Any:
     """Return ``groups``, or the older ``num_groups`` if that is given instead.
 
     Raises:
-        UsageError: both are given, or a number that is negative.
+        UsageError: both are given, or neither lists nor a whole number from 0.
     """
     if num_groups and groups is not None:
         raise UsageError("pass groups= or the deprecated num_groups=, not both")
     chosen = num_groups if groups is None else groups
-    if isinstance(chosen, int) and chosen < 0:
-        raise UsageError(f"groups={chosen}: choose 0 (none) or more, or a list of lists")
+    lists = isinstance(chosen, Iterable) and not isinstance(chosen, str)
+    if not lists and (not isinstance(chosen, int) or chosen < 0):
+        raise UsageError(f"groups={chosen!r}: choose 0 (none) or more, or a list of lists")
     return chosen
 
 

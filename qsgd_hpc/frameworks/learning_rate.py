@@ -29,8 +29,8 @@ class Schedule:
     staircase: bool = True
 
     def __post_init__(self) -> None:
-        if self.initial_lr is None or not self.initial_lr > 0:
-            raise UsageError(f"initial_lr={self.initial_lr!r}: choose more than 0")
+        if not self.initial_lr > 0:
+            raise UsageError(f"initial_lr={self.initial_lr!r}: choose a number above 0")
 
     def at(self, epoch: int, batch: int, steps_per_epoch: int | None) -> float | None:
         """Return the rate to set before a batch, or None to leave it as it is.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.sampler import ElasticShares
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.runtime.objects import broadcast_object
 
-__all__ = ["Part", "SamplerPart", "StatefulPart", "ValuePart"]
+__all__ = ["Part", "SamplerPart", "StatefulPart", "ValuePart", "require_variables"]
 
 
 class Part(ABC):
@@ -38,6 +39,20 @@ class Part(ABC):
     def merge(self, captured: Any) -> Any:
         """Return the part of all ranks' captures that rank 0 must write; collective."""
         return captured
+
+
+def require_variables(captured: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Check that there is a variable for every captured value.
+
+    Raises:
+        UsageError: there are fewer, for example because a model is not built yet.
+    """
+    if len(captured) > len(variables):
+        raise UsageError(
+            f"{len(captured)} variables were committed, but there are {len(variables)} now: "
+            "build the model (and its optimizer: "
+            "optimizer.build(model.trainable_variables)) before elastic.run resumes it"
+        )
 
 
 class ValuePart(Part):

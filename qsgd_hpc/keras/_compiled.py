@@ -27,6 +27,7 @@ _MARK = "_qsgd_hpc"
 def make_loss_scalers_agree() -> None:
     """Make loss scalers skip a step if any rank's gradients overflow; idempotent.
 
+    Their variables have the same names, whether a step builds them or ``build``, as after loading.
     ``compile`` creates the scaler of a ``mixed_float16`` model, so its class is patched.
     """
     kind = keras.optimizers.LossScaleOptimizer
@@ -50,6 +51,15 @@ def make_loss_scalers_agree() -> None:
 
     setattr(check_finite, _MARK, True)
     kind.check_finite = check_finite
+    own_build: Callable[..., Any] = kind.build
+
+    @functools.wraps(own_build)
+    def build(scaler: Any, variables: Any) -> None:
+        # In the scope of a build by apply: the names must be those of ranks that built before.
+        with BACKEND.outside_of_graphs(), keras.name_scope(scaler.name, caller=scaler):
+            own_build(scaler, variables)
+
+    kind.build = build
 
 
 def synchronizations(optimizer: Any) -> list[Synchronization]:

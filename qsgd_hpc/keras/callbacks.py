@@ -172,7 +172,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     """A callback that multiplies the learning rate in a range of epochs.
 
     Args:
-        initial_lr: the learning rate to multiply.
+        initial_lr: the learning rate to multiply; of a variable, its present value.
         multiplier: a number, or a function of the epoch.
         start_epoch: the first epoch of the range.
         end_epoch: the first epoch after the range; None: no end.
@@ -194,10 +194,14 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         steps_per_epoch: int | None = None,
     ) -> None:
         super().__init__()
+        try:  # a variable, such as the optimizer's rate, would change with the rate that is set
+            rate = float(keras.ops.convert_to_numpy(initial_lr))
+        except (TypeError, ValueError):
+            raise UsageError(f"initial_lr={initial_lr!r}: choose a number above 0") from None
         constant = None if callable(multiplier) else float(multiplier)
         function = multiplier if callable(multiplier) else lambda _: constant
         per_epoch = staircase or constant is not None
-        self._schedule = Schedule(initial_lr, function, start_epoch, end_epoch, per_epoch)  # type: ignore[arg-type]
+        self._schedule = Schedule(rate, function, start_epoch, end_epoch, per_epoch)  # type: ignore[arg-type]
         self._momentum_correction = momentum_correction
         self._steps_per_epoch = steps_per_epoch
         self._epoch = 0
@@ -358,6 +362,8 @@ class StopBeforeWalltimeCallback(BatchCounter):
 
     def __init__(self, every: int = 1) -> None:
         super().__init__()
+        if every < 1:
+            raise UsageError(f"every={every}: choose at least 1")
         self.every = every
         self.stopped = False
         """Whether the callback has ended ``fit``."""

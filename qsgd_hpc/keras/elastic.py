@@ -22,7 +22,7 @@ import keras
 
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.frameworks.parts import Part
+from qsgd_hpc.frameworks.parts import Part, require_variables
 from qsgd_hpc.frameworks.shared_names import is_shared
 from qsgd_hpc.keras._backend import BACKEND
 from qsgd_hpc.keras._replicas import broadcast_values, value_of
@@ -62,12 +62,7 @@ class _VariablesPart(Part):
     def put_back(self, captured: Any) -> None:
         """Set the variables; those created since then keep their values."""
         variables = self._variables()
-        if len(captured) > len(variables):
-            raise UsageError(
-                f"{len(captured)} variables were committed, but there are {len(variables)} now: "
-                "build the model (and its optimizer: "
-                "optimizer.build(model.trainable_variables)) before elastic.run resumes it"
-            )
+        require_variables(captured, variables)
         # With JAX, a step that failed leaves its error in every variable.
         for variable, value in [*zip(variables, captured, strict=False), *self._own]:
             variable.assign(value)

@@ -88,6 +88,8 @@ def DistributedOptimizer(
     reduction = checked_reduction(
         op, compression, gradient_predivide_factor, sparse_as_dense, process_set
     )
+    if optimizer is None:
+        raise UsageError("DistributedOptimizer(None): pass an optimizer of Keras")
     optimizer = keras.optimizers.get(optimizer)
     if synchronization_of(optimizer) is not None:
         raise UsageError("this optimizer is already a DistributedOptimizer; wrap it once")

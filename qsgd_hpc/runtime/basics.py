@@ -114,6 +114,8 @@ def init(
     with _lock:
         if _context is not None:
             return
+        if process_sets != "dynamic" and isinstance(process_sets, str):
+            raise UsageError(f'process_sets={process_sets!r}: pass a list of sets, or "dynamic"')
         if _failed:
             raise RankFailedError(
                 "a rank of this job has died, so its MPI cannot be used again; end this process "

@@ -349,9 +349,19 @@ def join() -> int:
 
 def synchronize(handle: Handle) -> Any:
     """Wait for an asynchronous operation and return its result."""
+    _require_handle(handle, "synchronize")
     return handle.wait()
 
 
 def poll(handle: Handle) -> bool:
     """Return whether ``synchronize`` would return immediately."""
+    _require_handle(handle, "poll")
     return handle.done()
+
+
+def _require_handle(handle: Any, function: str) -> None:
+    if not isinstance(handle, Handle):
+        raise UsageError(
+            f"{function}({type(handle).__name__}): pass what an operation with _async in its name "
+            "has returned"
+        )

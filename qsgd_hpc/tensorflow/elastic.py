@@ -26,7 +26,8 @@ from typing import Any
 import tensorflow as tf
 
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State, run
-from qsgd_hpc.frameworks.parts import Part
+from qsgd_hpc.errors import UsageError
+from qsgd_hpc.frameworks.parts import Part, require_variables
 from qsgd_hpc.frameworks.shared_names import is_shared
 from qsgd_hpc.tensorflow.functions import broadcast_variables
 from qsgd_hpc.tensorflow.ops._names import unwrapped
@@ -50,7 +51,9 @@ class _Variables(Part):
 
     def put_back(self, captured: Any) -> None:
         """Assign captured values; variables created since then keep their values."""
-        for variable, values in zip(self.value(), captured, strict=False):
+        variables = self.value()
+        require_variables(captured, variables)
+        for variable, values in zip(variables, captured, strict=False):
             unwrapped(variable).assign(values)
 
     def sync(self) -> None:
@@ -123,6 +126,11 @@ class TensorFlowKerasState(State):
     def __init__(
         self, model: Any, optimizer: Any = None, backend: Any = None, **attributes: Any
     ) -> None:
+        if not model.built:
+            raise UsageError(
+                "TensorFlowKerasState: the model is not built, so its variables are not known; "
+                "call it on a batch first"
+            )
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         if self.optimizer is not None and not self.optimizer.built:

@@ -81,8 +81,16 @@ def broadcast_variables(
         inplace: accepted for compatibility.
     Returns:
         In a TF1 graph, an operation to run; in eager mode, no useful value.
+    Raises:
+        UsageError: not variables, such as a model.
     """
-    chosen = [unwrapped(variable) for variable in variables if is_shared(variable)]
+    given = list(variables) if isinstance(variables, Iterable) else None
+    if given is None or not all(hasattr(each, "assign") for each in given):
+        raise UsageError(
+            f"broadcast_variables({type(variables).__name__}): pass a list of variables, such as "
+            "model.variables"
+        )
+    chosen = [unwrapped(variable) for variable in given if is_shared(variable)]
     if not chosen:
         return tf.group()
     number = process_set.process_set_id

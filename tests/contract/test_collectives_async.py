@@ -48,6 +48,12 @@ def test_a_handle_may_be_waited_for_again_and_gives_the_same(framework, hvd):
     assert handle.wait() is handle.wait()
 
 
+def test_what_is_no_handle_is_refused(hvd):
+    for function in (hvd.synchronize, hvd.poll):
+        with pytest.raises(ValueError, match=r"\(NoneType\): pass what an operation with _async"):
+            function(None)
+
+
 def test_a_name_in_flight_is_refused_until_it_is_done(framework, hvd):
     if hvd.size() == 1:
         pytest.skip("one rank waits for nobody")

@@ -77,6 +77,19 @@ def test_restore_returns_model_and_optimizer_to_the_last_commit():
         assert state.batch == 1
 
 
+def test_a_commit_of_more_variables_than_there_are_is_not_put_back():
+    variables = [tf.Variable(tf.zeros(3)), tf.Variable(tf.zeros(3))]
+    state = hvd.elastic.TensorFlowState(variables)
+    state._committed["variables"].append(np.zeros(3))
+    with pytest.raises(hvd.UsageError, match="3 variables were committed, but there are 2 now"):
+        state.restore()
+
+
+def test_a_model_must_be_built_before_it_is_a_state():
+    with pytest.raises(hvd.UsageError, match="the model is not built"):
+        hvd.elastic.TensorFlowKerasState(tf.keras.Sequential([tf.keras.layers.Dense(1)]))
+
+
 def test_variables_are_a_state_of_their_own():
     variable = tf.Variable(tf.fill(3, float(hvd.rank() + 1)))
     state = hvd.elastic.TensorFlowState([variable], epoch=hvd.rank())

@@ -146,6 +146,12 @@ def test_eagerly_there_are_no_global_variables():
         hvd.broadcast_global_variables(0)
 
 
+@pytest.mark.parametrize("wrong", [3, [3], tf.keras.Sequential(), tf.zeros([2])])
+def test_only_variables_are_broadcast(wrong):
+    with pytest.raises(hvd.UsageError, match="pass a list of variables"):
+        hvd.broadcast_variables(wrong, 0)
+
+
 @pytest.mark.parametrize(("average", "divisor"), [(False, 1), (True, 3)])
 def test_gradients_of_several_passes_add_up_before_they_are_reduced(variable, average, divisor):
     weights, table = variable("w", np.zeros(3, np.float32)), variable("t", np.zeros(4, np.float32))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qsgd_hpc.frameworks.grouping import batches
+from qsgd_hpc.frameworks.grouping import batches, choose_groups
 from qsgd_hpc.frameworks.pending import BATCH_BYTES, PendingGradients
 
 
@@ -63,3 +63,10 @@ def test_a_batch_ends_with_the_gradient_that_fills_it():
     assert batches([1]) == [[0]]
     assert batches([half, half, half]) == [[0, 1], [2]]
     assert batches([whole, 1, whole, 0, 2]) == [[0], [1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "ab"])
+def test_groups_are_a_number_or_lists(wrong):
+    for arguments in ((wrong, None), (0, wrong)):
+        with pytest.raises(ValueError, match=f"groups={wrong!r}: choose 0"):
+            choose_groups(*arguments)

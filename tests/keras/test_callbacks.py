@@ -115,10 +115,24 @@ def test_a_rate_that_changes_within_unknown_epochs_is_answered_with_the_remedy()
         schedule.at(1, 2, None)
 
 
-@pytest.mark.parametrize("rate", [None, 0.0])
+def test_the_rate_to_multiply_does_not_follow_the_optimizers_variable():
+    model, rates = compiled(keras.optimizers.SGD(0.4)), Rates()
+    initial_lr = model.optimizer.learning_rate
+    halved = hvd.callbacks.LearningRateScheduleCallback(initial_lr, lambda epoch: 0.5**epoch)
+    fit(model, epochs=3, callbacks=[halved, rates])
+    assert np.allclose(rates.rates[::STEPS], [0.4, 0.2, 0.1])
+
+
+@pytest.mark.parametrize("every", [0, -1])
+def test_a_check_needs_a_number_of_batches(every):
+    with pytest.raises(ValueError, match=f"every={every}: choose at least 1"):
+        hvd.callbacks.StopBeforeWalltimeCallback(every)
+
+
+@pytest.mark.parametrize("rate", [None, 0.0, "x"])
 def test_a_schedule_needs_a_rate_to_multiply(rate):
-    with pytest.raises(ValueError, match=f"initial_lr={rate!r}: choose more than 0"):
-        Schedule(rate, lambda epoch: epoch)
+    with pytest.raises(ValueError, match=f"initial_lr={rate!r}: choose a number above 0"):
+        hvd.callbacks.LearningRateWarmupCallback(rate)
 
 
 def test_momentum_follows_the_rate():

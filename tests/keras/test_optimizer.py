@@ -422,6 +422,11 @@ def test_arguments_that_cannot_be_are_answered_with_the_remedy(arguments, messag
         of(keras.optimizers.SGD(0.1), **arguments)
 
 
+def test_no_optimizer_cannot_be_wrapped():
+    with pytest.raises(hvd.UsageError, match="pass an optimizer of Keras"):
+        hvd.DistributedOptimizer(None)
+
+
 def test_an_optimizer_is_wrapped_once():
     with pytest.raises(ValueError, match="wrap it once"):
         of(of(keras.optimizers.SGD(0.1)))
@@ -524,9 +529,14 @@ def steps_of_a_loop(model, optimizer, traced):
 @pytest.mark.skipif(BACKEND == "jax", reason="values are not broadcast within a step on JAX")
 @pytest.mark.parametrize("loads", [0, 1])
 @pytest.mark.parametrize("traced", [False, True])
-def test_an_optimizer_that_one_rank_has_loaded_is_that_of_the_first_rank_in_a_loop(loads, traced):
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_optimizer_that_one_rank_has_loaded_is_that_of_the_first_rank_in_a_loop(
+    loads, traced, scaled
+):
     code = hvd.Compression.qsgd(bits=2, min_elements=1)
     model, optimizer = network(), of(keras.optimizers.Adam(0.1), compression=code)
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     if hvd.rank() == loads:
         optimizer.build(model.trainable_variables)
         optimizer.iterations.assign(7)

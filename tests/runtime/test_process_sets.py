@@ -40,6 +40,11 @@ def test_global_set_is_number_0_and_empty_before_init():
     assert global_process_set.included() is None
 
 
+def test_a_misspelt_choice_of_sets_is_named():
+    with pytest.raises(UsageError, match=r"process_sets='dynmic': .*\"dynamic\""):
+        basics.init(process_sets="dynmic")
+
+
 def test_sets_need_a_running_job():
     for call in (process_sets.add_process_set, process_sets.remove_process_set):
         with pytest.raises(UsageError, match=r"call hvd\.init"):
