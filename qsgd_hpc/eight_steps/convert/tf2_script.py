@@ -46,11 +46,7 @@ def convert_tf2(plan: Plan) -> None:
         _rate(plan, call, steps)
     if not optimizers:
         plan.todo(loops[0].loop, words.SCALE_IT)
-    for call in gradients:
-        assert isinstance(call.func, cst.Attribute)
-        tape = script.code(call.func.value)
-        plan.step(5, MEAN, call, f"{tape} = hvd.DistributedGradientTape({tape})")
-        _not_in_xla(plan, call)
+    _wrap_tapes(plan, gradients)
     for call in script.calls:
         if receiver(call, "minimize"):
             plan.todo(call, "average the gradients: use tape.gradient() and apply_gradients().")
@@ -112,6 +108,28 @@ def _rate(plan: Plan, call: cst.Call, steps: Steps) -> None:
     plan.step(4, f"{words.LINEAR} {words.RISE}", call)
     schedule = f"{tf}.keras.optimizers.schedules.PolynomialDecay"
     plan.replace(rate, f"{schedule}({script.code(rate)}, {count}, {scaled(script, rate)})")
+
+
+def _wrap_tapes(plan: Plan, gradients: Sequence[cst.Call]) -> None:
+    """Wrap each tape once, before its first gradient and outside of later branches and loops."""
+    script = plan.script
+    done: set[cst.CSTNode] = set()
+    for call in gradients:
+        assert isinstance(call.func, cst.Attribute)
+        _not_in_xla(plan, call)
+        tape = script.binding(call.func.value)
+        statement: cst.CSTNode = plan.anchor(call)
+        if tape is not None and tape.how == "with":
+            recorded = script.statement(tape.at)
+            inside = recorded in script.ancestors(statement)
+            block = cst.ensure_type(recorded, cst.With).body if inside else script.parents[recorded]
+            around = (statement, *script.ancestors(statement))
+            statement = next((n for n in around if script.parents.get(n) is block), statement)
+        made = statement if tape is None else tape.at
+        if made not in done:
+            name = script.code(call.func.value)
+            plan.step(5, MEAN, statement, f"{name} = hvd.DistributedGradientTape({name})")
+        done.add(made)
 
 
 def _not_in_xla(plan: Plan, call: cst.Call) -> None:
