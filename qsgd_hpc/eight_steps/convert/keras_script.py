@@ -9,7 +9,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, tf_data, words
 from qsgd_hpc.eight_steps.convert.arrays import slice_of
-from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_behind
+from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_for_models
 from qsgd_hpc.eight_steps.convert.loops import callers, reaching, sources
 from qsgd_hpc.eight_steps.convert.plan import ARGUMENT, Edit, Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
@@ -35,7 +35,6 @@ SAMPLE_IT = (
     "give this loader sampler=torch.utils.data.DistributedSampler(data, hvd.size(), hvd.rank()), "
     "and call its set_epoch(epoch) in a callback."
 )
-LOADS = re.compile(r"(^|\.)(load_model|load_weights)$")
 
 
 def convert_keras(plan: Plan) -> None:
@@ -92,10 +91,7 @@ def convert_keras(plan: Plan) -> None:
     wait = "hvd.allgather_object(None)"
     trained = [*fits, *callers(script, fits)]
     download_once(plan, trained, wait)
-    loads = [
-        c for c in script.calls if LOADS.search(script.called(c)) and script.definition(c) is None
-    ]
-    wait_behind(plan, loads, trained, wait)
+    wait_for_models(plan, trained, wait)
     guarded = guard_outputs(plan, reaching(script, [*fits, *compiles]))
     prepare_once(plan, guarded, trained, wait)
     keras = script.name_of("keras")

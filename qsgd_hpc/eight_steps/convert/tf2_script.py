@@ -9,7 +9,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, tf_data, words
 from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
-from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once
+from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_for_models
 from qsgd_hpc.eight_steps.convert.keras_script import is_optimizer, reseed, scale_optimizer
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, reaching, train_loops, training
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
@@ -59,6 +59,7 @@ def convert_tf2(plan: Plan) -> None:
     opening.agree_on_random_numbers(plan)
     trained = training(script, loops)
     download_once(plan, trained, "hvd.barrier()")
+    wait_for_models(plan, trained, "hvd.barrier()")
     guarded = guard_outputs(plan, reaching(script, [*gradients, *applies, *optimizers]))
     prepare_once(plan, guarded, trained, "hvd.barrier()")
     tf = script.name_of("tensorflow")
