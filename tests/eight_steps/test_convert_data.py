@@ -447,3 +447,31 @@ def test_batches_of_an_own_class_of_keras_are_left_with_what_it_has(base):
     """)
     assert ["__getitem__" in note.text for note in made.to_decide] == [True]
     assert to_decide(made, "t.py").count("\n") == 1  # not of check, too
+
+
+SEQUENCES = """
+import tensorflow as tf
+
+ids = tf.data.Dataset.from_tensor_slices(text)
+model = make()
+optimizer = tf.keras.optimizers.Adam(0.01)
+data = {data}
+for x in data:
+    with tf.GradientTape() as tape:
+        loss = loss_of(model(x), x)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+"""
+
+
+def test_sequences_that_batch_makes_are_sharded_not_their_elements():
+    made = done(SEQUENCES.format(data="ids.batch(length + 1, drop_remainder=True).batch(8)"))
+    share = ".shard(hvd.size(), hvd.rank()).take(len(text) // (length + 1) // hvd.size())"
+    assert f"data = ids.batch(length + 1, drop_remainder=True){share}.batch(8)" in made.after
+    assert not any("shard" in note.text for note in made.to_decide)
+
+
+def test_windows_of_a_series_are_left_to_the_author():
+    made = done(SEQUENCES.format(data="ids.window(9).flat_map(lambda w: w.batch(9)).batch(8)"))
+    assert ".shard(hvd.size(), hvd.rank()).take(" not in made.after
+    assert any("shard the windows" in note.text for note in made.to_decide)
