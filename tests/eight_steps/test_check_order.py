@@ -357,12 +357,13 @@ while True:
         ("h5py.File('a', a)", False),
         ("netCDF4.Dataset('a', 'ws')", True),
         ("zarr.open('a', 'r+')", False),
+        ("tf.io.TFRecordWriter('a')", True),
+        ("tf.io.TFRecordWriter(f'a-{hvd.rank()}')", False),
     ],
 )
-def test_a_file_of_arrays_is_written_by_one_rank(opened, found):
-    text = f"hvd.init()\nimport h5py, netCDF4, zarr\nout = {opened}\n" + OTHERS.format(
-        made="wrapped(head)"
-    )
+def test_a_file_of_data_is_written_by_one_rank(opened, found):
+    imports = "import h5py, netCDF4, zarr\nimport tensorflow as tf\n"
+    text = f"hvd.init()\n{imports}out = {opened}\n" + OTHERS.format(made="wrapped(head)")
     assert ("QH701" in rules(text)) == found
 
 

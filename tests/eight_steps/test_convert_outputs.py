@@ -122,6 +122,14 @@ def test_an_output_that_trains_among_other_statements_is_left_to_the_author():
         ),
         ("f = open('a', 'w')", "f = open('a' if hvd.rank() == 0 else os.devnull, 'w')"),
         (
+            "with tf.io.TFRecordWriter('a') as f:\n    for x in data:\n        f.write(x)",
+            "with tf.io.TFRecordWriter('a' if hvd.rank() == 0 else os.devnull) as f:\n",
+        ),
+        (
+            "f = tf.io.TFRecordWriter(path='a')",
+            "f = tf.io.TFRecordWriter(path='a' if hvd.rank() == 0 else os.devnull)",
+        ),
+        (
             "f = h5py.File('a', 'w')",
             "f = h5py.File('a' if hvd.rank() == 0 else tempfile.mkdtemp() + \"/other\", 'w')",
         ),
@@ -155,6 +163,7 @@ def test_an_output_that_trains_among_other_statements_is_left_to_the_author():
 )
 def test_what_keeps_a_state_is_on_every_rank_and_its_effect_on_one(setup, expected):
     imports = "import comet_ml, h5py, netCDF4, logging, mlflow, neptune, wandb\n"
+    imports += "import tensorflow as tf\n"
     imports += "from torch.utils.tensorboard import SummaryWriter\n"
     made = convert(imports + torch_script(setup))
     assert expected in made.after
