@@ -454,8 +454,8 @@ import tensorflow as tf
 
 ids = tf.data.Dataset.from_tensor_slices(text)
 model = make()
-optimizer = tf.keras.optimizers.Adam(0.01)
 data = {data}
+optimizer = tf.keras.optimizers.Adam(0.01)
 for x in data:
     with tf.GradientTape() as tape:
         loss = loss_of(model(x), x)
@@ -475,3 +475,17 @@ def test_windows_of_a_series_are_left_to_the_author():
     made = done(SEQUENCES.format(data="ids.window(9).flat_map(lambda w: w.batch(9)).batch(8)"))
     assert ".shard(hvd.size(), hvd.rank()).take(" not in made.after
     assert any("shard the windows" in note.text for note in made.to_decide)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "tf.data.TFRecordDataset('a')",
+        "tf.data.Dataset.from_generator(read, tf.float32)",
+        "ids.filter(good)",
+    ],
+)
+def test_a_warm_up_needs_no_length_that_tensorflow_does_not_know(data):
+    made = done(SEQUENCES.format(data=f"{data}.batch(8)"))
+    assert "len(data)" not in made.after
+    assert any("over a warm-up" in note.text for note in made.to_decide)

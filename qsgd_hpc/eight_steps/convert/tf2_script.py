@@ -79,16 +79,22 @@ def _data(plan: Plan, loop: TrainLoop) -> None:
         leave_data(plan, loop)
 
 
+UNSIZED = re.compile(
+    r"\.(repeat|filter|flat_map|interleave|unbatch|take_while|bucket_by_sequence_length"
+    r"|rejection_resample|from_generator|make_csv_dataset|(TFRecord|TextLine|Csv|Sql)Dataset)$"
+)
+
+
 def _steps(plan: Plan, loops: tuple[TrainLoop, ...]) -> Steps:
-    """Return the known number of steps of an epoch; a data set that repeats has none."""
+    """Return the known number of steps of an epoch; TensorFlow does not know that of all data."""
     script = plan.script
-    endless = any(script.called(call).endswith(".repeat") for call in script.calls)
+    unsized = any(UNSIZED.search(script.called(call)) for call in script.calls)
     data = any(
         tf_data.is_dataset(script, over)
         for over in (iterable(script, loop.loop) for loop in loops)
         if over is not None
     )
-    return steps_of(script, loops, (), loaded=data and not endless)
+    return steps_of(script, loops, (), loaded=data and not unsized)
 
 
 def _rate(plan: Plan, call: cst.Call, steps: Steps) -> None:
