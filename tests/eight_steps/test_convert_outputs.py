@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qsgd_hpc.eight_steps.convert import convert
-from tests.eight_steps.scripts import done, torch_script
+from tests.eight_steps.scripts import TF2, done, torch_script
 
 
 def test_what_rank_0_prints_is_computed_by_every_rank():
@@ -299,3 +299,14 @@ def test_ranks_that_look_for_a_download_agree(returns):
         f"{wait}        hvd.barrier()\n    if not os.path.exists('a'):\n" in after
     )
     assert after.count("hvd.barrier()") == 2
+
+
+@pytest.mark.parametrize(
+    ("use", "left"),
+    [("print(f'saved {path}')", False), ("pass", False), ("check(path)", True)],
+)
+def test_a_checkpoint_whose_path_is_only_printed_is_rank_0s(use, left):
+    made = done(f"{TF2}path = tf.train.CheckpointManager(c, 'd', 3).save()\n{use}\n")
+    saved = "path = tf.train.CheckpointManager(c, 'd', 3).save() if hvd.rank() == 0 else None\n"
+    assert (saved in made.after) != left
+    assert any("only rank 0 may do this" in note.text for note in made.to_decide) == left
