@@ -299,7 +299,6 @@ def test_what_fit_divides_into_batches_is_an_array():
     made = done(text.format("x"))
     assert "model.fit(x[shard], epochs=2, batch_size=8" in made.after
     assert not made.to_decide
-    assert "shard the data" in done(text.format("{'a': x}")).to_decide[0].text
 
 
 SLICES = """
@@ -489,3 +488,27 @@ def test_a_warm_up_needs_no_length_that_tensorflow_does_not_know(data):
     made = done(SEQUENCES.format(data=f"{data}.batch(8)"))
     assert "len(data)" not in made.after
     assert any("over a warm-up" in note.text for note in made.to_decide)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("x, [y, z]", "x[shard], [y[shard], z[shard]]"),
+        ("[x, y], z", "[x[shard], y[shard]], z[shard]"),
+        ("{'a': x}, {'b': y, 'c': z}", "{'a': x[shard]}, {'b': y[shard], 'c': z[shard]}"),
+        ("x, both", ""),
+        ("x, {**both}", ""),
+        ("[1, 2], [3, 4]", ""),
+    ],
+)
+def test_several_inputs_and_outputs_of_keras_are_sharded_one_by_one(given, expected):
+    made = done(f"""
+import keras
+both = [y, z]
+model = keras.Model(inputs, outputs)
+model.compile(optimizer="sgd", loss="mse")
+model.fit({given}, batch_size=8)
+""")
+    assert f"model.fit({expected or given}, batch_size=8" in made.after
+    assert any("shard the data" in note.text for note in made.to_decide) == (not expected)
+    assert ("shard = slice(hvd.rank(), len(x) //" in made.after) == bool(expected)

@@ -188,14 +188,28 @@ def _data(plan: Plan, fit: cst.Call) -> None:
         plan.todo(fit, SEQUENCE)
     elif tf_data.is_dataset(script, x) or (y is None and find(fit, "batch_size") is None):
         tf_data.shard_dataset(plan, x, fit)
-    elif not dotted(x) or _several(script, x):
-        plan.todo(fit, words.SHARD_IT)
     else:
-        plan.step(3, words.SHARD, fit, f"shard = {slice_of(dotted(x))}")
-        for part in (x, y, argument(fit, "sample_weight")):
-            if part is not None:
-                text = script.code(part)
-                plan.replace(part, f"{text}[shard]" if dotted(part) else f"({text})[shard]")
+        given = [each for each in (x, y, argument(fit, "sample_weight")) if each is not None]
+        arrays = [_arrays(script, each) for each in given]
+        if not arrays[0] or not all(arrays) or not all(dotted(each) for each in arrays[0]):
+            plan.todo(fit, words.SHARD_IT)
+            return
+        plan.step(3, words.SHARD, fit, f"shard = {slice_of(dotted(arrays[0][0]))}")
+        for part in (each for several in arrays for each in several):
+            text = script.code(part)
+            plan.replace(part, f"{text}[shard]" if dotted(part) else f"({text})[shard]")
+
+
+def _arrays(script: Script, node: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return the arrays of an input, several of which are in a list or dict; [] if unknown."""
+    if isinstance(node, cst.List | cst.Tuple):
+        found = [each.value for each in node.elements if isinstance(each, cst.Element)]
+    elif isinstance(node, cst.Dict):
+        found = [each.value for each in node.elements if isinstance(each, cst.DictElement)]
+    else:
+        return [] if _several(script, node) else [node]
+    known = len(found) == len(node.elements) and all(dotted(each) for each in found)
+    return found if known and not any(_several(script, each) for each in found) else []
 
 
 def _is_sequence(script: Script, node: cst.BaseExpression) -> bool:
