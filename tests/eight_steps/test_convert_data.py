@@ -512,3 +512,24 @@ model.fit({given}, batch_size=8)
     assert f"model.fit({expected or given}, batch_size=8" in made.after
     assert any("shard the data" in note.text for note in made.to_decide) == (not expected)
     assert ("shard = slice(hvd.rank(), len(x) //" in made.after) == bool(expected)
+
+
+def test_a_loader_that_shuffles_by_its_sampler_is_sharded_wherever_it_comes_from():
+    made = done("""
+        import torch
+        from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+        def load(data, tests):
+            test = DataLoader(tests, sampler=SequentialSampler(tests), batch_size=8)
+            sampler = RandomSampler(data)
+            return vocabulary(data), DataLoader(data, sampler=sampler, batch_size=8), test
+
+        vocabulary, train, test = load(*read())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for epoch in range(2):
+            for batch in train:
+                loss_of(batch).backward()
+                optimizer.step()
+    """)
+    assert made.after.count("torch.utils.data.distributed.DistributedSampler(") == 1
+    assert not any("shard the data" in note.text for note in made.to_decide)
