@@ -8,7 +8,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.reading import Script, argument
 
-__all__ = ["ARRAYS", "OPEN", "WRITES", "opens"]
+__all__ = ["ARRAYS", "OPEN", "RECORDS", "WRITES", "opens"]
 
 # Functions that write the file that an argument names; a pattern, for larger ones.
 WRITES = (
@@ -17,6 +17,8 @@ WRITES = (
 )
 OPEN = re.compile(r"^((gzip|io|bz2|lzma|codecs)\.)?open$")
 ARRAYS = re.compile(r"^(h5py\.File|netCDF4\.Dataset|zarr\.open\w*|tables\.open_file)$")
+
+RECORDS = re.compile(r"^tensorflow\.(compat\.v1\.)?(io|python_io)\.TFRecordWriter$")
 
 
 def opens(script: Script, call: cst.CSTNode) -> bool:
@@ -27,4 +29,4 @@ def opens(script: Script, call: cst.CSTNode) -> bool:
     writing = "wax" if OPEN.match(name) else "wax+" if ARRAYS.match(name) else ""
     together = argument(call, "driver") or argument(call, "parallel")  # one file, by MPI
     text = mode.raw_value if isinstance(mode, cst.SimpleString) else ""
-    return not together and any(c in text for c in writing)
+    return bool(RECORDS.match(name)) or (not together and any(c in text for c in writing))

@@ -357,12 +357,13 @@ while True:
         ("h5py.File('a', a)", False),
         ("netCDF4.Dataset('a', 'ws')", True),
         ("zarr.open('a', 'r+')", False),
+        ("tf.io.TFRecordWriter('a')", True),
+        ("tf.io.TFRecordWriter(f'a-{hvd.rank()}')", False),
     ],
 )
-def test_a_file_of_arrays_is_written_by_one_rank(opened, found):
-    text = f"hvd.init()\nimport h5py, netCDF4, zarr\nout = {opened}\n" + OTHERS.format(
-        made="wrapped(head)"
-    )
+def test_a_file_of_data_is_written_by_one_rank(opened, found):
+    imports = "import h5py, netCDF4, zarr\nimport tensorflow as tf\n"
+    text = f"hvd.init()\n{imports}out = {opened}\n" + OTHERS.format(made="wrapped(head)")
     assert ("QH701" in rules(text)) == found
 
 
@@ -393,3 +394,13 @@ def test_optax_wraps_nothing_also_where_it_is_not_installed(monkeypatch):
     monkeypatch.setattr(helpers, "installed", lambda _: False)
     bare = parse(text.replace(wrapped, "optax.adam(0.01 * hvd.size())"))
     assert [each.rule.id for each in check(bare)] == ["QH501"]
+
+
+@pytest.mark.parametrize(("rest", "found"), [("", True), (".shuffle(99).batch(8)", False)])
+def test_sequences_that_batch_makes_may_be_sharded(rest, found):
+    text = f"""import tensorflow as tf
+hvd.init()
+sequences = tf.data.Dataset.from_tensor_slices(text).batch(9).shard(hvd.size(), hvd.rank())
+data = sequences{rest}
+"""
+    assert ("QH302" in rules(text)) == found

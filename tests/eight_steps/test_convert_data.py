@@ -299,7 +299,6 @@ def test_what_fit_divides_into_batches_is_an_array():
     made = done(text.format("x"))
     assert "model.fit(x[shard], epochs=2, batch_size=8" in made.after
     assert not made.to_decide
-    assert "shard the data" in done(text.format("{'a': x}")).to_decide[0].text
 
 
 SLICES = """
@@ -447,3 +446,90 @@ def test_batches_of_an_own_class_of_keras_are_left_with_what_it_has(base):
     """)
     assert ["__getitem__" in note.text for note in made.to_decide] == [True]
     assert to_decide(made, "t.py").count("\n") == 1  # not of check, too
+
+
+SEQUENCES = """
+import tensorflow as tf
+
+ids = tf.data.Dataset.from_tensor_slices(text)
+model = make()
+data = {data}
+optimizer = tf.keras.optimizers.Adam(0.01)
+for x in data:
+    with tf.GradientTape() as tape:
+        loss = loss_of(model(x), x)
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+"""
+
+
+def test_sequences_that_batch_makes_are_sharded_not_their_elements():
+    made = done(SEQUENCES.format(data="ids.batch(length + 1, drop_remainder=True).batch(8)"))
+    share = ".shard(hvd.size(), hvd.rank()).take(len(text) // (length + 1) // hvd.size())"
+    assert f"data = ids.batch(length + 1, drop_remainder=True){share}.batch(8)" in made.after
+    assert not any("shard" in note.text for note in made.to_decide)
+
+
+def test_windows_of_a_series_are_left_to_the_author():
+    made = done(SEQUENCES.format(data="ids.window(9).flat_map(lambda w: w.batch(9)).batch(8)"))
+    assert ".shard(hvd.size(), hvd.rank()).take(" not in made.after
+    assert any("shard the windows" in note.text for note in made.to_decide)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "tf.data.TFRecordDataset('a')",
+        "tf.data.Dataset.from_generator(read, tf.float32)",
+        "ids.filter(good)",
+    ],
+)
+def test_a_warm_up_needs_no_length_that_tensorflow_does_not_know(data):
+    made = done(SEQUENCES.format(data=f"{data}.batch(8)"))
+    assert "len(data)" not in made.after
+    assert any("over a warm-up" in note.text for note in made.to_decide)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("x, [y, z]", "x[shard], [y[shard], z[shard]]"),
+        ("[x, y], z", "[x[shard], y[shard]], z[shard]"),
+        ("{'a': x}, {'b': y, 'c': z}", "{'a': x[shard]}, {'b': y[shard], 'c': z[shard]}"),
+        ("x, both", ""),
+        ("x, {**both}", ""),
+        ("[1, 2], [3, 4]", ""),
+    ],
+)
+def test_several_inputs_and_outputs_of_keras_are_sharded_one_by_one(given, expected):
+    made = done(f"""
+import keras
+both = [y, z]
+model = keras.Model(inputs, outputs)
+model.compile(optimizer="sgd", loss="mse")
+model.fit({given}, batch_size=8)
+""")
+    assert f"model.fit({expected or given}, batch_size=8" in made.after
+    assert any("shard the data" in note.text for note in made.to_decide) == (not expected)
+    assert ("shard = slice(hvd.rank(), len(x) //" in made.after) == bool(expected)
+
+
+def test_a_loader_that_shuffles_by_its_sampler_is_sharded_wherever_it_comes_from():
+    made = done("""
+        import torch
+        from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+        def load(data, tests):
+            test = DataLoader(tests, sampler=SequentialSampler(tests), batch_size=8)
+            sampler = RandomSampler(data)
+            return vocabulary(data), DataLoader(data, sampler=sampler, batch_size=8), test
+
+        vocabulary, train, test = load(*read())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for epoch in range(2):
+            for batch in train:
+                loss_of(batch).backward()
+                optimizer.step()
+    """)
+    assert made.after.count("torch.utils.data.distributed.DistributedSampler(") == 1
+    assert not any("shard the data" in note.text for note in made.to_decide)

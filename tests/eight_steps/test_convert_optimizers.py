@@ -518,6 +518,29 @@ def test_a_model_whose_optimizer_is_not_seen_is_left_to_the_author(arguments, le
     assert "LearningRateWarmupCallback(float(second.optimizer.learning_rate)" in made.after
 
 
+@pytest.mark.parametrize(
+    ("gradients", "place"),
+    [
+        ("g = tape.gradient(a, w)\n    h = tape.gradient(b, v)\n", "\n    g ="),
+        ("if i % 2:\n        g = tape.gradient(a, w)\n    h = tape.gradient(b, v)\n", "\n    if"),
+        ("for v in parts:\n        h = tape.gradient(a, v)\n", "\n    for v"),
+        ("    with other:\n            g = tape.gradient(a, w)\n", "\n        with other"),
+    ],
+)
+def test_a_persistent_tape_is_wrapped_once(gradients, place):
+    after = done(
+        f"""
+import tensorflow as tf
+for i, x in enumerate(data):
+    with tf.GradientTape(persistent=True) as tape:
+        a, b = losses_of(x)
+    {gradients}    first.apply_gradients(zip(g, w))
+"""
+    ).after
+    wrapped = "tape = hvd.DistributedGradientTape(tape)"
+    assert after.count(wrapped) == 1 and f"{wrapped}{place}" in after
+
+
 def test_what_minimize_computes_is_left_to_the_author():
     made = done(
         """

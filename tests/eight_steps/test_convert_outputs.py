@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qsgd_hpc.eight_steps.convert import convert
-from tests.eight_steps.scripts import done, torch_script
+from tests.eight_steps.scripts import TF2, done, torch_script
 
 
 def test_what_rank_0_prints_is_computed_by_every_rank():
@@ -122,6 +122,14 @@ def test_an_output_that_trains_among_other_statements_is_left_to_the_author():
         ),
         ("f = open('a', 'w')", "f = open('a' if hvd.rank() == 0 else os.devnull, 'w')"),
         (
+            "with tf.io.TFRecordWriter('a') as f:\n    for x in data:\n        f.write(x)",
+            "with tf.io.TFRecordWriter('a' if hvd.rank() == 0 else os.devnull) as f:\n",
+        ),
+        (
+            "f = tf.io.TFRecordWriter(path='a')",
+            "f = tf.io.TFRecordWriter(path='a' if hvd.rank() == 0 else os.devnull)",
+        ),
+        (
             "f = h5py.File('a', 'w')",
             "f = h5py.File('a' if hvd.rank() == 0 else tempfile.mkdtemp() + \"/other\", 'w')",
         ),
@@ -155,6 +163,7 @@ def test_an_output_that_trains_among_other_statements_is_left_to_the_author():
 )
 def test_what_keeps_a_state_is_on_every_rank_and_its_effect_on_one(setup, expected):
     imports = "import comet_ml, h5py, netCDF4, logging, mlflow, neptune, wandb\n"
+    imports += "import tensorflow as tf\n"
     imports += "from torch.utils.tensorboard import SummaryWriter\n"
     made = convert(imports + torch_script(setup))
     assert expected in made.after
@@ -290,3 +299,14 @@ def test_ranks_that_look_for_a_download_agree(returns):
         f"{wait}        hvd.barrier()\n    if not os.path.exists('a'):\n" in after
     )
     assert after.count("hvd.barrier()") == 2
+
+
+@pytest.mark.parametrize(
+    ("use", "left"),
+    [("print(f'saved {path}')", False), ("pass", False), ("check(path)", True)],
+)
+def test_a_checkpoint_whose_path_is_only_printed_is_rank_0s(use, left):
+    made = done(f"{TF2}path = tf.train.CheckpointManager(c, 'd', 3).save()\n{use}\n")
+    saved = "path = tf.train.CheckpointManager(c, 'd', 3).save() if hvd.rank() == 0 else None\n"
+    assert (saved in made.after) != left
+    assert any("only rank 0 may do this" in note.text for note in made.to_decide) == left

@@ -66,6 +66,12 @@ def test_ranks_draw_alike_until_they_train():
     assert after.index("random_split") < after.index("# From here on each rank draws")
 
 
+def test_noise_of_two_optimizers_is_seeded_once_before_their_training():
+    second = "dropout = torch.nn.Dropout()\nhead = torch.optim.SGD(top.parameters(), lr=0.1)"
+    after = done(torch_script(second, clip="head.step(); ")).after
+    assert after.count("torch.manual_seed(torch.initial_seed() + hvd.rank())") == 1
+
+
 def test_an_unseeded_script_takes_rank_0s_seed():
     text = torch_script().replace("torch.manual_seed(0)\n", "")
     assert "torch.manual_seed(hvd.broadcast_object(torch.initial_seed()))" in done(text).after

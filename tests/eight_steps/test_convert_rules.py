@@ -295,6 +295,39 @@ best()
     assert f"train()\n{wait}with open" in done(inline.format(before="")).after
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "model.load_weights('m.weights.h5')",
+        "again = tf.saved_model.load('exported')",
+        "checkpoint.restore(tf.train.latest_checkpoint('checkpoints'))",
+    ],
+)
+def test_a_model_of_tensorflow_is_loaded_when_rank_0_has_written_it(line):
+    after = done(TF2 + line).after
+    assert f"\nhvd.barrier()  # until rank 0 has written the file\n{line}" in after
+    assert after.count("hvd.barrier()") == 1
+
+
+def test_parameters_of_jax_are_loaded_when_rank_0_has_written_them():
+    after = done(
+        """
+import pickle, jax, optax
+tx = optax.sgd(0.1)
+state = tx.init(params)
+for x, y in data:
+    updates, state = tx.update(jax.grad(loss_of)(params, x, y), state)
+    params = optax.apply_updates(params, updates)
+with open("params.pkl", "wb") as file:
+    pickle.dump(params, file)
+with open("params.pkl", "rb") as file:
+    params = pickle.load(file)
+"""
+    ).after
+    line = "\nhvd.barrier()  # until rank 0 has written the file\n"
+    assert f'{line}with open("params.pkl", "rb")' in after
+
+
 def test_a_model_of_keras_is_loaded_when_rank_0_has_written_it():
     after = done(
         """

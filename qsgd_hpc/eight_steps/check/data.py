@@ -235,18 +235,30 @@ def check_order(facts: Facts) -> Iterator[Finding]:
     for call in script.calls:
         if facts.method(call) != "shard" or "tensorflow." not in facts.called[call]:
             continue
-        node: cst.CSTNode = call.func
-        while isinstance(node, cst.Attribute):
-            made = script.value(node.value)
-            if not isinstance(made, cst.Call):
-                break
+        for made in _made_from(facts, call):
             before = facts.method(made)
             if before == "shuffle" and argument(made, "seed", 1) is None:
                 reason = "each rank shuffles differently before, so that parts overlap"
                 yield facts.finding("QH302", call, reason)
                 break
-            if before == "batch":
+            if before == "batch" and not _is_batched(facts, call):
                 reason = "complete batches are distributed, and all ranks read all of the data"
                 yield facts.finding("QH302", call, reason, severity=Severity.NOTE)
                 break
-            node = made.func
+
+
+def _made_from(facts: Facts, call: cst.Call) -> Iterator[cst.Call]:
+    """Yield the calls that make the data set whose method is called, the last one first."""
+    node: cst.CSTNode = call.func
+    while isinstance(node, cst.Attribute):
+        made = facts.script.value(node.value)
+        if not isinstance(made, cst.Call):
+            break
+        yield made
+        node = made.func
+
+
+def _is_batched(facts: Facts, call: cst.Call) -> bool:
+    """Return whether batches are made of a data set: what an earlier batch() made are samples."""
+    batches = (each for each in facts.script.calls if facts.method(each).endswith("batch"))
+    return any(call in _made_from(facts, each) for each in batches)

@@ -12,7 +12,7 @@ from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Edit, Finding
 from qsgd_hpc.eight_steps.check.ranks import guarded
 from qsgd_hpc.eight_steps.check.reach import is_reference
-from qsgd_hpc.eight_steps.outputs import ARRAYS, WRITES, opens
+from qsgd_hpc.eight_steps.outputs import ARRAYS, RECORDS, WRITES, opens
 from qsgd_hpc.eight_steps.reading import argument, dotted, receiver
 
 __all__ = ["check"]
@@ -66,6 +66,8 @@ def kind_of(facts: Facts, call: cst.Call) -> str:
     if SESSIONS.match(name):
         given = argument(call, "checkpoint_dir")
         return "QH701" if given is not None and facts.script.code(given) != "None" else ""
+    if RECORDS.match(name):
+        return "QH701"
     if SAVES.match(name) and not name.endswith(("Sequential", "Model")):
         return "QH701"
     # Ranks may write their own parts of a store of zarr.

@@ -13,7 +13,7 @@ from qsgd_hpc.eight_steps.convert.rank0 import is_file
 from qsgd_hpc.eight_steps.outputs import opens
 from qsgd_hpc.eight_steps.reading import DEPTH, Script, dotted, find, receiver
 
-__all__ = ["download_once", "prepare_once", "wait_behind"]
+__all__ = ["download_once", "prepare_once", "wait_behind", "wait_for_models"]
 
 LOADS = re.compile(
     r"^((tensorflow\.)?keras\.(datasets\.\w+\.load_data|utils\.get_file)|urllib\.request\.urlretrieve"
@@ -73,9 +73,22 @@ def wait_behind(
         training: the loops and calls that train.
         wait: as for `download_once`.
     """
-    for call in reads:
-        for each in dict.fromkeys(behind(plan.script, call, training)):
-            plan.before(each, f"{wait}  # until rank 0 has written the file")
+    places = (plan.anchor(each) for call in reads for each in behind(plan.script, call, training))
+    for place in dict.fromkeys(places):
+        plan.before(place, f"{wait}  # until rank 0 has written the file")
+
+
+MODELS = re.compile(
+    r"(^|\.)(load_model|load_weights|saved_model\.load|restore|restore_checkpoint|latest_checkpoint"
+    r"|pickle\.load|tree_deserialise_leaves)$"
+)
+
+
+def wait_for_models(plan: Plan, trained: Sequence[cst.CSTNode], wait: str) -> None:
+    """Let the ranks read a model behind the training only when rank 0 has written it."""
+    script = plan.script
+    found = (c for c in script.calls if MODELS.search(script.called(c)))
+    wait_behind(plan, [c for c in found if script.definition(c) is None], trained, wait)
 
 
 LOOKS = re.compile(r"exists|is_?(dir|file)|glob|listdir")

@@ -9,7 +9,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, torch_data, words
 from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
-from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once
+from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_for_models
 from qsgd_hpc.eight_steps.convert.loops import reaching, train_loops, training
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
@@ -68,6 +68,7 @@ def convert_jax(plan: Plan) -> None:
     if opening.unlike_ranks(script):
         plan.todo(loops[0].loop, "fold hvd.rank() into the random key of dropout or noise.")
     opening.agree_on_random_numbers(plan)
+    wait_for_models(plan, trained, "hvd.barrier()")
     guarded = guard_outputs(plan, reaching(script, [*updates, *gradients, *made]))
     prepare_once(plan, guarded, trained, "hvd.barrier()")
     _open(plan, torch_data.seeding(script) if loaders.all else [])

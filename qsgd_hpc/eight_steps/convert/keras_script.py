@@ -9,7 +9,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, tf_data, words
 from qsgd_hpc.eight_steps.convert.arrays import slice_of
-from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_behind
+from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_for_models
 from qsgd_hpc.eight_steps.convert.loops import callers, reaching, sources
 from qsgd_hpc.eight_steps.convert.plan import ARGUMENT, Edit, Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
@@ -35,7 +35,6 @@ SAMPLE_IT = (
     "give this loader sampler=torch.utils.data.DistributedSampler(data, hvd.size(), hvd.rank()), "
     "and call its set_epoch(epoch) in a callback."
 )
-LOADS = re.compile(r"(^|\.)(load_model|load_weights)$")
 
 
 def convert_keras(plan: Plan) -> None:
@@ -92,10 +91,7 @@ def convert_keras(plan: Plan) -> None:
     wait = "hvd.allgather_object(None)"
     trained = [*fits, *callers(script, fits)]
     download_once(plan, trained, wait)
-    loads = [
-        c for c in script.calls if LOADS.search(script.called(c)) and script.definition(c) is None
-    ]
-    wait_behind(plan, loads, trained, wait)
+    wait_for_models(plan, trained, wait)
     guarded = guard_outputs(plan, reaching(script, [*fits, *compiles]))
     prepare_once(plan, guarded, trained, wait)
     keras = script.name_of("keras")
@@ -192,14 +188,28 @@ def _data(plan: Plan, fit: cst.Call) -> None:
         plan.todo(fit, SEQUENCE)
     elif tf_data.is_dataset(script, x) or (y is None and find(fit, "batch_size") is None):
         tf_data.shard_dataset(plan, x, fit)
-    elif not dotted(x) or _several(script, x):
-        plan.todo(fit, words.SHARD_IT)
     else:
-        plan.step(3, words.SHARD, fit, f"shard = {slice_of(dotted(x))}")
-        for part in (x, y, argument(fit, "sample_weight")):
-            if part is not None:
-                text = script.code(part)
-                plan.replace(part, f"{text}[shard]" if dotted(part) else f"({text})[shard]")
+        given = [each for each in (x, y, argument(fit, "sample_weight")) if each is not None]
+        arrays = [_arrays(script, each) for each in given]
+        if not arrays[0] or not all(arrays) or not all(dotted(each) for each in arrays[0]):
+            plan.todo(fit, words.SHARD_IT)
+            return
+        plan.step(3, words.SHARD, fit, f"shard = {slice_of(dotted(arrays[0][0]))}")
+        for part in (each for several in arrays for each in several):
+            text = script.code(part)
+            plan.replace(part, f"{text}[shard]" if dotted(part) else f"({text})[shard]")
+
+
+def _arrays(script: Script, node: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return the arrays of an input, several of which are in a list or dict; [] if unknown."""
+    if isinstance(node, cst.List | cst.Tuple):
+        found = [each.value for each in node.elements if isinstance(each, cst.Element)]
+    elif isinstance(node, cst.Dict):
+        found = [each.value for each in node.elements if isinstance(each, cst.DictElement)]
+    else:
+        return [] if _several(script, node) else [node]
+    known = len(found) == len(node.elements) and all(dotted(each) for each in found)
+    return found if known and not any(_several(script, each) for each in found) else []
 
 
 def _is_sequence(script: Script, node: cst.BaseExpression) -> bool:

@@ -226,13 +226,31 @@ def _alone(plan: Plan, statement: cst.BaseStatement, training: frozenset[cst.Fun
 
 
 def _assigned(plan: Plan, line: cst.SimpleStatementLine) -> None:
-    """Leave a TODO at statements that write and return a value, which all ranks may need."""
+    """Let only rank 0 write what a statement writes and whose path it keeps.
+
+    Leave a TODO if all ranks may need the path.
+    """
+    script = plan.script
     for part in line.body:
         value = getattr(part, "value", None)
         if isinstance(part, cst.Assign | cst.AnnAssign) and isinstance(value, cst.Call):
-            name = plan.script.called(value)
-            if re.search(r"(Saver|Checkpoint|CheckpointManager)\(\)\.save$", name):
+            name = script.called(value)
+            if not re.search(r"(Saver|Checkpoint|CheckpointManager)\(\)\.save$", name):
+                continue
+            made, path = script.assigned(value), script.target(value)
+            uses = (n for n in script.nodes if dotted(n) == path and n is not made)
+            if path and all(_printed(script, each) for each in uses):
+                plan.step(7, words.WRITTEN, line, once=True)
+                plan.wrap(value, "", " if hvd.rank() == 0 else None")
+            else:
                 plan.todo(line, "only rank 0 may do this; which value do the others use?")
+
+
+def _printed(script: Script, node: cst.CSTNode) -> bool:
+    """Return whether a value is only printed, without a function of the script."""
+    calls = [each for each in script.ancestors(node) if isinstance(each, cst.Call)]
+    own = any(script.definition(each) is not None for each in calls)
+    return any(is_print(script, each) for each in calls) and not own
 
 
 def _guard(

@@ -13,7 +13,7 @@ from functools import lru_cache
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.outputs import ARRAYS, OPEN, opens
+from qsgd_hpc.eight_steps.outputs import ARRAYS, OPEN, RECORDS, opens
 from qsgd_hpc.eight_steps.reading import Script, argument, find
 
 __all__ = ["RUNS", "looks", "muted", "nowhere", "record_once"]
@@ -56,7 +56,7 @@ WRITERS = (
     Choice(re.compile(r"^logging\.(handlers\.)?\w*FileHandler$"), "filename", 0, NOWHERE),
     Choice(re.compile(r"^logging\.basicConfig$"), "filename", -1, NOWHERE),
 )
-FILES = Choice(OPEN, "file", 0, NOWHERE)
+FILES = (Choice(OPEN, "file", 0, NOWHERE), Choice(RECORDS, "path", 0, NOWHERE))
 ELSEWHERE = f'{TEMPORARY} + "/other"'  # these libraries cannot write to the null device
 RUNS = re.compile(r"^mlflow\.(start_run|end_run|set_experiment|create_experiment|active_run)$")
 
@@ -108,7 +108,8 @@ def nowhere(plan: Plan, call: cst.Call) -> None:
         named = call.args[0].keyword.value if call.args[0].keyword is not None else ""
         _choose(plan, call, Choice(ARRAYS, named, 0, ELSEWHERE))
     else:
-        _choose(plan, call, FILES)
+        records = RECORDS.match(plan.script.called(call)) is not None
+        _choose(plan, call, FILES[records])
 
 
 def _choose(plan: Plan, call: cst.Call, choice: Choice) -> None:

@@ -9,7 +9,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import opening, tf_data, words
 from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
-from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once
+from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_for_models
 from qsgd_hpc.eight_steps.convert.keras_script import is_optimizer, reseed, scale_optimizer
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, reaching, train_loops, training
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
@@ -46,11 +46,7 @@ def convert_tf2(plan: Plan) -> None:
         _rate(plan, call, steps)
     if not optimizers:
         plan.todo(loops[0].loop, words.SCALE_IT)
-    for call in gradients:
-        assert isinstance(call.func, cst.Attribute)
-        tape = script.code(call.func.value)
-        plan.step(5, MEAN, call, f"{tape} = hvd.DistributedGradientTape({tape})")
-        _not_in_xla(plan, call)
+    _wrap_tapes(plan, gradients)
     for call in script.calls:
         if receiver(call, "minimize"):
             plan.todo(call, "average the gradients: use tape.gradient() and apply_gradients().")
@@ -63,6 +59,7 @@ def convert_tf2(plan: Plan) -> None:
     opening.agree_on_random_numbers(plan)
     trained = training(script, loops)
     download_once(plan, trained, "hvd.barrier()")
+    wait_for_models(plan, trained, "hvd.barrier()")
     guarded = guard_outputs(plan, reaching(script, [*gradients, *applies, *optimizers]))
     prepare_once(plan, guarded, trained, "hvd.barrier()")
     tf = script.name_of("tensorflow")
@@ -82,16 +79,22 @@ def _data(plan: Plan, loop: TrainLoop) -> None:
         leave_data(plan, loop)
 
 
+UNSIZED = re.compile(
+    r"\.(repeat|filter|flat_map|interleave|unbatch|take_while|bucket_by_sequence_length"
+    r"|rejection_resample|from_generator|make_csv_dataset|(TFRecord|TextLine|Csv|Sql)Dataset)$"
+)
+
+
 def _steps(plan: Plan, loops: tuple[TrainLoop, ...]) -> Steps:
-    """Return the known number of steps of an epoch; a data set that repeats has none."""
+    """Return the known number of steps of an epoch; TensorFlow does not know that of all data."""
     script = plan.script
-    endless = any(script.called(call).endswith(".repeat") for call in script.calls)
+    unsized = any(UNSIZED.search(script.called(call)) for call in script.calls)
     data = any(
         tf_data.is_dataset(script, over)
         for over in (iterable(script, loop.loop) for loop in loops)
         if over is not None
     )
-    return steps_of(script, loops, (), loaded=data and not endless)
+    return steps_of(script, loops, (), loaded=data and not unsized)
 
 
 def _rate(plan: Plan, call: cst.Call, steps: Steps) -> None:
@@ -112,6 +115,28 @@ def _rate(plan: Plan, call: cst.Call, steps: Steps) -> None:
     plan.step(4, f"{words.LINEAR} {words.RISE}", call)
     schedule = f"{tf}.keras.optimizers.schedules.PolynomialDecay"
     plan.replace(rate, f"{schedule}({script.code(rate)}, {count}, {scaled(script, rate)})")
+
+
+def _wrap_tapes(plan: Plan, gradients: Sequence[cst.Call]) -> None:
+    """Wrap each tape once, before its first gradient and outside of later branches and loops."""
+    script = plan.script
+    done: set[cst.CSTNode] = set()
+    for call in gradients:
+        assert isinstance(call.func, cst.Attribute)
+        _not_in_xla(plan, call)
+        tape = script.binding(call.func.value)
+        statement: cst.CSTNode = plan.anchor(call)
+        if tape is not None and tape.how == "with":
+            recorded = script.statement(tape.at)
+            inside = recorded in script.ancestors(statement)
+            block = cst.ensure_type(recorded, cst.With).body if inside else script.parents[recorded]
+            around = (statement, *script.ancestors(statement))
+            statement = next((n for n in around if script.parents.get(n) is block), statement)
+        made = statement if tape is None else tape.at
+        if made not in done:
+            name = script.code(call.func.value)
+            plan.step(5, MEAN, statement, f"{name} = hvd.DistributedGradientTape({name})")
+        done.add(made)
 
 
 def _not_in_xla(plan: Plan, call: cst.Call) -> None:

@@ -22,6 +22,7 @@ DATASET = re.compile(
 )
 CHAINED = re.compile(r"((?:\r\n?|\n)[ \t]*)\.")
 TEXT = "A shard before shuffling and batching, of equal size on all ranks."
+SEQUENCES = "A shard of the sequences, before shuffling, of equal size on all ranks."
 BEHIND = "A shard of this part, which all ranks split off alike, of equal size on all ranks."
 
 
@@ -171,10 +172,19 @@ def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None
     if call in plan.sharded:
         return
     plan.sharded.add(call)
-    callers = script.calls_of(script.function(call))
+    methods = _methods(script, node)
+    if any(name == "window" for name, _ in methods):
+        text = "shard the windows of this data set, not their elements: after flat_map(), "
+        plan.todo(at, f"{text}.shard(hvd.size(), hvd.rank()), with equally many on all ranks.")
+        return
     given = call.args[0].value
     first = given.elements[0].value if isinstance(given, cst.Tuple | cst.List) else given
-    if len(callers) > 1:
+    size, text = f"len({dotted(first)})", TEXT
+    joins = [each for name, each in methods if name.endswith("batch")]
+    if len(joins) > 1 and joins[-1].args and not any(name == "unbatch" for name, _ in methods):
+        call, text = joins[-1], SEQUENCES
+        size += f" // {script.operand(call.args[0].value)}"
+    if len(script.calls_of(script.function(call))) > 1:
         plan.todo(
             call, "the data set for training needs .shard(hvd.size(), hvd.rank()) here, others not."
         )
@@ -182,9 +192,8 @@ def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None
     if not dotted(first):
         plan.todo(call, "shard this: .shard(hvd.size(), hvd.rank()), of equal size on all ranks.")
         return
-    size = f"len({dotted(first)}) // hvd.size()"
-    plan.step(3, TEXT, call)
-    _append_shard(plan, call, size)
+    plan.step(3, text, call)
+    _append_shard(plan, call, f"{size} // hvd.size()")
 
 
 def _iterator(script: Script, node: cst.BaseExpression) -> str:

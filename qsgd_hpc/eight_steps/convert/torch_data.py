@@ -68,10 +68,14 @@ def options_of(call: cst.Call) -> str:
     return dotted(stars[0].value) if len(stars) == 1 and stars[0].star == "**" else ""
 
 
-def may_shuffle(script: Script, call: cst.Call) -> bool:
+def draws(script: Script, call: cst.Call) -> bool:
+    """Return whether a loader shuffles, by itself or by its sampler."""
     own = _own_sampler(script, call)
-    draws = own is not None and DRAWS.match(script.called(own))
-    return shuffles(call) or bool(options_of(call) or draws)
+    return shuffles(call) or (own is not None and bool(DRAWS.match(script.called(own))))
+
+
+def may_shuffle(script: Script, call: cst.Call) -> bool:
+    return draws(script, call) or bool(options_of(call))
 
 
 def find_loaders(script: Script, loops: Sequence[TrainLoop]) -> Loaders:
@@ -85,9 +89,10 @@ def find_loaders(script: Script, loops: Sequence[TrainLoop]) -> Loaders:
         calls = tuple(call for call in every if any(call is m for m in made))
         fed.append((loop, calls))
         drawn = tuple(c for c in every if any(c is m for m in _drawn(script, loop)))
-        certain += calls if len(calls) == 1 else [c for c in calls if shuffles(c)]
-        certain += drawn if len(drawn) == 1 and not calls else [c for c in drawn if shuffles(c)]
-    train = tuple(dict.fromkeys(certain)) or tuple(c for c in every if shuffles(c))
+        certain += calls if len(calls) == 1 else [c for c in calls if draws(script, c)]
+        alone = len(drawn) == 1 and not calls
+        certain += drawn if alone else [c for c in drawn if draws(script, c)]
+    train = tuple(dict.fromkeys(certain)) or tuple(c for c in every if draws(script, c))
     return Loaders(train, tuple(fed), every)
 
 

@@ -119,6 +119,7 @@ def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) 
         if scaled:
             warm_up(plan, each.target, each.statement, steps, len(found) == 1)
         _broadcast(plan, each, names, trained)
+    _draw_unlike(plan, found, trained)
     if len(found) > 1 and not in_turns:
         plan.todo(
             found[0].statement,
@@ -234,22 +235,35 @@ def _broadcast(
     lines += [f"hvd.broadcast_parameters({name}.state_dict(), root_rank=0)" for name in names]
     lines.append(f"hvd.broadcast_optimizer_state({each.target}, root_rank=0)")
     plan.after(place, *lines)
-    if unlike_ranks(script):
-        torch = script.name_of("torch") or "torch"
-        noise = [
-            "# From here on each rank draws other random numbers, for dropout and noise.",
-            "if hvd.rank() > 0:",
-            f"    {torch}.manual_seed({torch}.initial_seed() + hvd.rank())",
-        ]
-        body = script.block(place)
-        positions = [script.position(node, body) for node in trained]
-        later = [each for each in positions if each > script.position(place, body)]
-        if later:  # what all ranks must draw alike, such as a split, may stand between
-            plan.before(body[min(later)], *noise)
-        else:
-            plan.after(place, *noise)
     if not names:
         plan.todo(place, "broadcast the model's parameters from rank 0 before the first step.")
+
+
+def _draw_unlike(plan: Plan, found: Sequence[Made], trained: Sequence[cst.CSTNode]) -> None:
+    """Let each rank draw its own dropout and noise from the training on."""
+    script = plan.script
+    if not unlike_ranks(script):
+        return
+    torch = script.name_of("torch") or "torch"
+    noise = [
+        "# From here on each rank draws other random numbers, for dropout and noise.",
+        "if hvd.rank() > 0:",
+        f"    {torch}.manual_seed({torch}.initial_seed() + hvd.rank())",
+    ]
+    places: dict[cst.CSTNode, bool] = {}
+    for each in found:
+        if each.target:
+            place = last_with_call(script, each.statement, ".load_state_dict", trained)
+            body = script.block(place)
+            positions = (script.position(node, body) for node in trained)
+            later = [at for at in positions if at > script.position(place, body)]
+            # What all ranks must draw alike, such as a split, may stand before the training.
+            places[body[min(later)] if later else place] = bool(later)
+    for place, trains in places.items():
+        if trains:
+            plan.before(place, *noise)
+        else:
+            plan.after(place, *noise)
 
 
 # Schedulers that set the rate to their own values and would undo a warm-up.
