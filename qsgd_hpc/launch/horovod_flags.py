@@ -18,6 +18,7 @@ from qsgd_hpc.launch.option_types import GroupedOption
 __all__ = [
     "ALSO",
     "CHANGES_NOTHING",
+    "GROUP",
     "SETTINGS",
     "horovod_options",
     "read_config",
