@@ -23,11 +23,10 @@ from types import FrameType
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.cluster import enter
-from qsgd_hpc.launch.cluster.links import add_hosts, drained_bytes, sent_bytes
+from qsgd_hpc.launch.cluster.links import add_hosts, drained_bytes, reached_bits_s, sent_bytes
 from qsgd_hpc.launch.cluster.namespaces import Namespaces, become_private, hide_file
 from qsgd_hpc.launch.cluster.network import Network, hosts_file
 from qsgd_hpc.launch.cluster.obstacles import ClusterError, explain_namespaces
-from qsgd_hpc.launch.cluster.probe import reached_bits_s
 from qsgd_hpc.launch.mpi import end_with_parent, prepare_mpiexec
 from qsgd_hpc.launch.supervise import NETWORK, encode
 
