@@ -13,7 +13,7 @@ from qsgd_hpc.jobs.sites import find_host
 from qsgd_hpc.launch.claims import no_mpi
 from qsgd_hpc.launch.cluster import Network
 from qsgd_hpc.launch.cluster.keeper import trial
-from qsgd_hpc.launch.cluster.obstacles import ClusterError
+from qsgd_hpc.launch.cluster.links import ClusterError
 from qsgd_hpc.launch.meeting import meeting, taken_port
 from qsgd_hpc.launch.mpi import Library, find_launcher, find_library
 from qsgd_hpc.launch.options import RunOptions

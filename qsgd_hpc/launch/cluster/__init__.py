@@ -11,7 +11,6 @@ namespaces.py      system calls: create namespaces, enter them, capabilities in 
 links.py           bridge and links, through ``ip`` and ``tc``, and the rate that they reach
 keeper.py          the process that owns the hosts while mpiexec runs on them
 enter.py           replaces ssh for mpiexec: runs a command on one of the hosts
-obstacles.py       reasons why this machine cannot emulate hosts, and remedies
 =================  ==================================================================
 """
 

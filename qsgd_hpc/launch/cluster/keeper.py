@@ -23,10 +23,20 @@ from types import FrameType
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.cluster import enter
-from qsgd_hpc.launch.cluster.links import add_hosts, drained_bytes, reached_bits_s, sent_bytes
-from qsgd_hpc.launch.cluster.namespaces import Namespaces, become_private, hide_file
+from qsgd_hpc.launch.cluster.links import (
+    ClusterError,
+    add_hosts,
+    drained_bytes,
+    reached_bits_s,
+    sent_bytes,
+)
+from qsgd_hpc.launch.cluster.namespaces import (
+    Namespaces,
+    become_private,
+    explain_namespaces,
+    hide_file,
+)
 from qsgd_hpc.launch.cluster.network import Network, hosts_file
-from qsgd_hpc.launch.cluster.obstacles import ClusterError, explain_namespaces
 from qsgd_hpc.launch.mpi import end_with_parent, prepare_mpiexec
 from qsgd_hpc.launch.supervise import NETWORK, encode
 

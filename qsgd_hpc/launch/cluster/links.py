@@ -19,11 +19,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.cluster.namespaces import Namespaces, new_host, within_network
 from qsgd_hpc.launch.cluster.network import LAUNCHER, SUBNET, Network, address, host_names
-from qsgd_hpc.launch.cluster.obstacles import ClusterError, explain_tool
 
-__all__ = ["add_hosts", "drained_bytes", "reached_bits_s", "sent_bytes", "tool"]
+__all__ = [
+    "ClusterError",
+    "add_hosts",
+    "drained_bytes",
+    "explain_tool",
+    "reached_bits_s",
+    "sent_bytes",
+    "tool",
+]
 
 BRIDGE = "bridge0"
 MASK = SUBNET.rpartition("/")[2]
@@ -253,3 +261,31 @@ def _read(answer: int, number: int) -> float:
         raise ClusterError(
             f"--network: node{number} cannot be reached over the network just built: {text}"
         ) from None
+
+
+PACKAGE = "iproute2 (on Fedora and its kin: iproute and iproute-tc)"
+# (text in the commands, the kernel module needed, the remedy if it is missing).
+_MODULES = (
+    (" tbf ", "sch_tbf", "root: modprobe sch_tbf"),
+    (" netem ", "sch_netem", "root: modprobe sch_netem, or leave out latency="),
+    ("type bridge", "bridge", "root: modprobe bridge"),
+    ("type veth", "veth", "root: modprobe veth"),
+)
+
+
+class ClusterError(UsageError):
+    """The hosts cannot be created here; the message has the remedy, after its last semicolon."""
+
+
+def explain_tool(name: str, steps: str = "", message: str | None = None) -> str:
+    """Return why commands of ``ip`` or ``tc`` failed; message None: it is not installed."""
+    if message is None:
+        return f"--network needs the program {name}, which is not on PATH; install {PACKAGE}"
+    if "unknown" in message.lower():
+        for words, module, remedy in _MODULES:
+            if words in steps:
+                return (
+                    f"--network needs {module}, which this kernel lacks ({name}: {message}); "
+                    f"{remedy}"
+                )
+    return f"--network: {name} could not build the network: {message}"
