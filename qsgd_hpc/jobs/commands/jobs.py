@@ -18,9 +18,9 @@ from qsgd_hpc.jobs import current, waiting
 from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.commands.columns import screen
 from qsgd_hpc.jobs.commands.submit_options import Walltime, as_json_option
-from qsgd_hpc.jobs.inside import refuse_standstill
 from qsgd_hpc.jobs.model import Job, JobState
 from qsgd_hpc.jobs.records import registry
+from qsgd_hpc.jobs.waiting import refuse_standstill
 
 __all__ = ["Output", "cancel", "list_jobs", "logs", "status", "wait"]
 

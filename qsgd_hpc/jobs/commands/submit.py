@@ -20,11 +20,11 @@ from qsgd_hpc.jobs.commands.submit_options import (
     list_option,
     submit_options,
 )
-from qsgd_hpc.jobs.inside import why_never_ends
 from qsgd_hpc.jobs.model import Job, JobRequest
 from qsgd_hpc.jobs.request.prepare import prepare
 from qsgd_hpc.jobs.request.python_fit import WARNING
 from qsgd_hpc.jobs.request.validate import site_notes
+from qsgd_hpc.jobs.waiting import why_never_ends
 from qsgd_hpc.launch.options import bits_variables
 
 __all__ = ["resubmit", "submit"]
