@@ -20,7 +20,7 @@ from qsgd_hpc.jobs.records.events import last_event_at, read_events
 from qsgd_hpc.jobs.schedulers.local import other_host
 from qsgd_hpc.jobs.words import listing
 
-__all__ = ["Patience", "own_job", "refuse_standstill", "wait", "why_never_ends"]
+__all__ = ["Patience", "refuse_standstill", "wait", "why_never_ends"]
 
 LOCAL_POLL_S, BATCH_POLL_S, LOOK_S = 0.3, 15.0, 0.3
 SOON_S = 1.0
@@ -121,7 +121,7 @@ def _has_recorded_end(job: Job) -> bool:
     )
 
 
-def own_job() -> Job | None:
+def _own_job() -> Job | None:
     """Return the local job of this QSGD_HOME that runs this process, or None."""
     folder = env.get("QSGD_JOB_DIR")
     if not folder:
@@ -147,7 +147,7 @@ def refuse_standstill(jobs: Iterable[Job]) -> None:
         UsageError: such jobs, with the remedy.
     """
     local = [j for j in jobs if j.scheduler == "local" and not j.state.ended]
-    if not local or (own := own_job()) is None:
+    if not local or (own := _own_job()) is None:
         return
     if any(job.id == own.id for job in local):
         raise UsageError(
@@ -165,7 +165,7 @@ def refuse_standstill(jobs: Iterable[Job]) -> None:
 
 def why_never_ends() -> str | None:
     """Return why waiting here for a new local job would never end, or None."""
-    return None if (own := own_job()) is None else _reason(own)
+    return None if (own := _own_job()) is None else _reason(own)
 
 
 def _reason(own: Job) -> str:

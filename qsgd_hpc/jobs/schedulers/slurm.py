@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.endings import node_words
-from qsgd_hpc.jobs.records.events import task_progress
+from qsgd_hpc.jobs.records.events import node_words, task_progress
 from qsgd_hpc.jobs.schedulers.command import (
     Answer,
     Dependency,

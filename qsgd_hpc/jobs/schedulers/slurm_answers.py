@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from qsgd_hpc.jobs.model import JobState, Progress
-from qsgd_hpc.jobs.records.endings import (
+from qsgd_hpc.jobs.records.events import (
     NO_MEMORY,
     PREEMPTED,
     WALLTIME,
