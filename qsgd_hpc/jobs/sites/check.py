@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsgd_hpc.errors import LaunchError, UsageError
-from qsgd_hpc.jobs.sites import live
-from qsgd_hpc.jobs.sites.choice import Host, is_login_host, usable
+from qsgd_hpc.jobs.sites import Host, is_login_host, live, usable
 from qsgd_hpc.jobs.sites.live import Live, LiveQueue
 from qsgd_hpc.jobs.sites.merge import Merged, dotted, merged, unconfirmed
 from qsgd_hpc.jobs.sites.profile import Queue, Site, build
