@@ -25,7 +25,7 @@ from qsgd_hpc.jobs.request.validate import (
     request_faults,
     site_faults,
 )
-from qsgd_hpc.jobs.schedulers.slurm_clusters import with_choice
+from qsgd_hpc.jobs.schedulers.slurm_answers import with_choice
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.jobs.words import did_you_mean
 from qsgd_hpc.launch.cluster import parse as parse_network

@@ -41,16 +41,14 @@ from qsgd_hpc.jobs.schedulers.slurm_answers import (
     SQUEUE_COLUMNS,
     TIME_FORMAT,
     Squeue,
-    hosts,
-    parse_sacct,
-    parse_squeue,
-)
-from qsgd_hpc.jobs.schedulers.slurm_clusters import (
     candidates,
     cluster_name,
     cluster_of,
+    hosts,
     number_of,
     option,
+    parse_sacct,
+    parse_squeue,
     within,
 )
 from qsgd_hpc.jobs.words import listing
