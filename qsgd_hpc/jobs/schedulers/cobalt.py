@@ -25,13 +25,7 @@ from qsgd_hpc.jobs.schedulers.command import (
     refusal,
     submitted,
 )
-from qsgd_hpc.jobs.schedulers.progress import (
-    merged,
-    silent,
-    unclear,
-    unconfirmed,
-    unknown,
-)
+from qsgd_hpc.jobs.schedulers.progress import merged, silent, unclear, unconfirmed, unknown
 
 __all__ = ["cancel", "find", "parse_log", "parse_qstat", "parse_qsub", "refresh", "submit"]
 
