@@ -85,8 +85,7 @@ class _Run(TranslatingCommand, GroupedCommand):
 
 
 @click.command(
-    cls=_Run,
-    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+    cls=_Run, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False}
 )
 @where(
     "-np",

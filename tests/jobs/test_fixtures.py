@@ -56,10 +56,7 @@ QSTAT = {
     "vanished": NOTHING,
     "walltime": (Says(f"11.{SERVER}", S.TIMEOUT, WALLTIME),),
 }
-UNKNOWN = {
-    "mixed_unknown": {f"99999.{SERVER}"},
-    "vanished": {f"7.{SERVER}"},
-}
+UNKNOWN = {"mixed_unknown": {f"99999.{SERVER}"}, "vanished": {f"7.{SERVER}"}}
 SQUEUE: dict[str, tuple[Says, ...] | None] = {
     "squeue_array": NOTHING,
     "squeue_cluster": (Says("1;gpu", RUNNING),),

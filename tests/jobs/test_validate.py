@@ -185,8 +185,7 @@ def test_slurm_takes_names_that_pbs_does_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "longest_min"),
-    [(1, 120), (91, 120), (92, 360), (183, 360), (184, 720), (9472, 720)],
+    ("nodes", "longest_min"), [(1, 120), (91, 120), (92, 360), (183, 360), (184, 720), (9472, 720)]
 )
 def test_walltime_limit_follows_the_number_of_nodes(nodes: int, longest_min: float) -> None:
     fields: dict[str, Any] = {"nodes": nodes, "account": "p", "queue": "batch"}

@@ -334,10 +334,7 @@ def _progress(fields: Mapping[str, Any]) -> Progress | None:
     started = epoch_s(_text(fields, "stime"), TIME_FORMAT)
     if letter in _RUNNING:
         return Progress(
-            JobState.RUNNING,
-            why=_RUNNING[letter],
-            started_at=started,
-            restarts=max(runs - 1, 0),
+            JobState.RUNNING, why=_RUNNING[letter], started_at=started, restarts=max(runs - 1, 0)
         )
     if letter in ("F", "X"):
         ending = _ending(fields)

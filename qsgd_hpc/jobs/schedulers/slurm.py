@@ -127,11 +127,7 @@ _LETTERS = {
     "t": "time",
 }
 # Other variables are named as their option.
-_NAMED = {
-    "time": ("SBATCH_TIMELIMIT",),
-    "requeue": _REQUEUE,
-    "no-requeue": _REQUEUE,
-}
+_NAMED = {"time": ("SBATCH_TIMELIMIT",), "requeue": _REQUEUE, "no-requeue": _REQUEUE}
 # How Slurm is reached, whatever job this is.
 _OF_THE_MACHINE = re.compile(r"SLURM_(CONF\w*|JWT|SACK\w*)")
 
