@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qsgd_hpc.jobs.model import Job, JobState
-from qsgd_hpc.jobs.words import clock
+from qsgd_hpc.jobs.words import clock, plural
 
 __all__ = [
     "Column",
@@ -140,7 +140,7 @@ def has_output(job: Job) -> bool:
 def status_lines(job: Job, continued_by: Job | None = None) -> list[str]:
     """Return the output of ``status``."""
     request, progress = job.request, job.progress
-    size = f"{_count(request.nodes, 'node')}, {_count(request.ranks, 'rank')}"
+    size = f"{plural(request.nodes, 'node')}, {plural(request.ranks, 'rank')}"
     if request.network is not None:
         size += f", network {request.network}"
     limit = "no walltime" if request.walltime_min is None else clock(request.walltime_min)
@@ -157,7 +157,7 @@ def status_lines(job: Job, continued_by: Job | None = None) -> list[str]:
     if job.previous or job.resumes:
         rows.append(("continues", str(job.previous or job.resumes)))
     if progress.restarts:
-        rows.append(("restarted", f"{_count(progress.restarts, 'time')} by the scheduler"))
+        rows.append(("restarted", f"{plural(progress.restarts, 'time')} by the scheduler"))
     rows += [
         ("size", f"{size}, {limit}" + (f", {request.queue}" if request.queue else "")),
         ("submitted", _stamp(job.submitted_at)),
@@ -171,10 +171,6 @@ def status_lines(job: Job, continued_by: Job | None = None) -> list[str]:
         ("next", next_step(job, continued_by)),
     ]
     return [f"{job.id}  {job.name}", *(f"  {label:<13}{value}" for label, value in rows)]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _stamp(at: float) -> str:

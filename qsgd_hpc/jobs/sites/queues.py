@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from qsgd_hpc.jobs.sites.profile import LIMITS, Queue, Site
-from qsgd_hpc.jobs.words import clock, counted, did_you_mean, listing
+from qsgd_hpc.jobs.words import clock, counted, did_you_mean, listing, plural
 
 __all__ = ["AUTO", "crowd_fault", "limit_words", "pick", "queue_faults", "remark"]
 
@@ -151,7 +151,7 @@ def _misfits(site: Site, queue: Queue, nodes: int, walltime_min: float | None) -
         return
     low, high = queue.walltime_min[0], queue.longest_min(nodes)
     if not low <= walltime_min <= high:
-        size = f" for {_nodes(nodes)}" if queue.bins and in_nodes else ""
+        size = f" for {plural(nodes, 'node')}" if queue.bins and in_nodes else ""
         yield (
             f"{what} accepts walltimes of {clock(low)} to {clock(high)}{size}, not "
             f"{clock(walltime_min)}."
@@ -236,8 +236,5 @@ def _range(low: int, high: int) -> str:
 
 
 def _size(nodes: int, walltime_min: float | None) -> str:
-    return _nodes(nodes) if walltime_min is None else f"{_nodes(nodes)} for {clock(walltime_min)}"
-
-
-def _nodes(nodes: int) -> str:
-    return f"{nodes} node{'s' if nodes != 1 else ''}"
+    count = plural(nodes, "node")
+    return count if walltime_min is None else f"{count} for {clock(walltime_min)}"
