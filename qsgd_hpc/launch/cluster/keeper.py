@@ -101,7 +101,9 @@ def main() -> None:
     parent = os.getppid()
     try:
         cluster = _Cluster(task)
-        _end_with(parent)
+        end_with_parent()  # only now, because new credentials clear it
+        if os.getppid() != parent:
+            sys.exit(143)
         if task.trial:
             return
         code = cluster.run(mpiexec)
@@ -111,13 +113,6 @@ def main() -> None:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
-
-
-def _end_with(parent: int) -> None:
-    """Request SIGTERM for the launcher's death; called late, because new credentials clear it."""
-    end_with_parent()
-    if os.getppid() != parent:
-        sys.exit(143)
 
 
 class _Cluster:
