@@ -238,8 +238,8 @@ def test_tighter_of_partition_and_qos_counts() -> None:
 def test_tiles_are_not_compared_with_cards() -> None:
     aurora = sites.load("aurora")
     assert aurora.gpus == 12
-    assert differences(aurora, Live("pbs", gpus=(6,))) == []
-    assert len(differences(aurora, Live("pbs", gpus=(4,)))) == 1
+    assert list(differences(aurora, Live("pbs", gpus=(6,)))) == []
+    assert len(list(differences(aurora, Live("pbs", gpus=(4,))))) == 1
 
 
 def test_gpus_of_a_partition_are_compared_with_those_of_its_queue() -> None:

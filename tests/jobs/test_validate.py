@@ -153,8 +153,8 @@ def test_perlmutter_account_gets_its_suffix_once() -> None:
 
 def test_argument_beats_environment_for_the_account() -> None:
     site = sites.load("polaris")
-    assert fill(JobRequest(Path("t.py"), account="a"), site, {"account": "b"}).account == "a"
-    assert fill(JobRequest(Path("t.py")), site, {"account": "b"}).account == "b"
+    assert fill(JobRequest(Path("t.py"), account="a"), site, "b").account == "a"
+    assert fill(JobRequest(Path("t.py")), site, "b").account == "b"
 
 
 def test_one_rank_per_gpu_and_one_without_gpus() -> None:
@@ -406,7 +406,7 @@ def test_an_account_for_this_machine_is_noted_unless_it_is_that_of_the_environme
     assert notes("local", account="p").startswith("--account p has no effect")
     assert "no effect" not in notes("polaris", account="p")
     site = sites.load("local")
-    filled = fill(JobRequest(Path("t.py")), site, {"account": "p"})
+    filled = fill(JobRequest(Path("t.py")), site, "p")
     assert not list(site_notes(filled, site))
 
 

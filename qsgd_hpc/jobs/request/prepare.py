@@ -65,7 +65,7 @@ def prepare(
         faults.append(str(error))
     filled = request
     if site is not None:
-        filled = complete(fill(request, site, {"account": env.get("QSGD_ACCOUNT")}))
+        filled = complete(fill(request, site, env.get("QSGD_ACCOUNT")))
         if site.scheduler == "slurm":
             filled = with_choice(filled, os.environ)
         faults += site_faults(filled, site)

@@ -108,12 +108,8 @@ class Difference:
     change: str
 
 
-def differences(site: Site, live: Live) -> list[Difference]:
-    """Return the differences; values that the machine does not report are not compared."""
-    return list(_differences(site, live))
-
-
-def _differences(site: Site, live: Live) -> Iterator[Difference]:
+def differences(site: Site, live: Live) -> Iterator[Difference]:
+    """Yield the differences; values that the machine does not report are not compared."""
     if site.nodes and live.nodes and site.nodes != live.nodes:
         yield _simple(("nodes",), site.nodes, live.nodes)
     nodes = list(_node(site, live.cpus, live.gpus, None))
