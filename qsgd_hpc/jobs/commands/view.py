@@ -144,33 +144,24 @@ def status_lines(job: Job, continued_by: Job | None = None) -> list[str]:
     if request.network is not None:
         size += f", network {request.network}"
     limit = "no walltime" if request.walltime_min is None else clock(request.walltime_min)
-    rows = [("state", job.state.value + (f" ({progress.why})" if progress.why else ""))]
-    if progress.silence:
-        rows.append(("known", silence_words(job)))
-    if job.exit_code is not None:
-        rows.append(("exit code", str(job.exit_code)))
-    if progress.scheduler_id is not None:
-        rows.append(("scheduler id", progress.scheduler_id))
-    if progress.tasks:
-        counts = ", ".join(f"{count} {state}" for state, count in progress.tasks.items())
-        rows.append(("tasks", counts))
-    if job.previous or job.resumes:
-        rows.append(("continues", str(job.previous or job.resumes)))
-    if progress.restarts:
-        rows.append(("restarted", f"{plural(progress.restarts, 'time')} by the scheduler"))
-    rows += [
+    started = "" if progress.started_at is None else _stamp(progress.started_at)
+    ran, restarts = _ran(job), progress.restarts
+    rows = (
+        ("state", job.state.value + (f" ({progress.why})" if progress.why else "")),
+        ("known", silence_words(job)),
+        ("exit code", "" if job.exit_code is None else str(job.exit_code)),
+        ("scheduler id", progress.scheduler_id),
+        ("tasks", ", ".join(f"{count} {state}" for state, count in progress.tasks.items())),
+        ("continues", job.previous or job.resumes),
+        ("restarted", restarts and f"{plural(restarts, 'time')} by the scheduler"),
         ("size", f"{size}, {limit}" + (f", {request.queue}" if request.queue else "")),
         ("submitted", _stamp(job.submitted_at)),
-    ]
-    if progress.started_at is not None:
-        ran = _ran(job)
-        rows.append(("started", _stamp(progress.started_at) + (f", ran {ran}" if ran else "")))
-    rows += [
+        ("started", f"{started}, ran {ran}" if ran else started),
         ("script", str(job.script_path)),
         ("log", log_words(job)),
         ("next", next_step(job, continued_by)),
-    ]
-    return [f"{job.id}  {job.name}", *(f"  {label:<13}{value}" for label, value in rows)]
+    )
+    return [f"{job.id}  {job.name}", *(f"  {label:<13}{text}" for label, text in rows if text)]
 
 
 def _stamp(at: float) -> str:
