@@ -18,7 +18,6 @@ from qsgd_hpc.jobs import current, waiting
 from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.commands.submit_options import Walltime, as_json_option
 from qsgd_hpc.jobs.model import Job, JobState
-from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.waiting import refuse_standstill
 
 __all__ = ["Output", "cancel", "list_jobs", "logs", "status", "wait"]
@@ -223,7 +222,7 @@ def list_jobs(as_json: bool) -> None:
 
 
 def _newest() -> str:
-    jobs = current.load_all(registry.ids())
+    jobs = current.load_all()
     if not jobs:
         raise UsageError("no jobs yet. Submit one with `qsgd-hpc submit train.py`.")
     return jobs[-1].id

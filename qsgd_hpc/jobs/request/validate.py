@@ -180,9 +180,7 @@ def _array_and_chain(request: JobRequest, site: Site) -> Iterator[str]:
         ]
         remedy = f", or use --queue {listing(others)}" if others else ""
         yield f"{what} does not allow job dependencies. Remove {flag}{remedy}."
-    elif fault := crowd_fault(
-        site, queue, request.chain, len(request.tasks), request.nodes, request.walltime_min
-    ):
+    elif fault := crowd_fault(site, queue, request):
         yield fault
 
 

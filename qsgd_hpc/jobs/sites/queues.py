@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.sites.profile import LIMITS, Queue, Site
 from qsgd_hpc.jobs.words import clock, counted, did_you_mean, listing, plural
 
@@ -83,20 +84,13 @@ def queue_faults(
     return misfits
 
 
-def crowd_fault(
-    site: Site, queue: Queue, chain: int, tasks: int, nodes: int, walltime_min: float | None
-) -> str | None:
+def crowd_fault(site: Site, queue: Queue, request: JobRequest) -> str | None:
     """Return why the queue cannot accept all parts of a chain, or tasks of an array, at once.
 
-    Args:
-        site: the site.
-        queue: a queue that accepts each of them.
-        chain: number of parts; 1: no chain.
-        tasks: number of tasks; 1: no array.
-        nodes: nodes of each.
-        walltime_min: walltime of each, in minutes.
+    The queue accepts each of them.
     """
-    jobs = max(chain, tasks)
+    chain, nodes, walltime_min = request.chain, request.nodes, request.walltime_min
+    jobs = max(chain, len(request.tasks))
     limit = _waiting_limit(site, queue, nodes, walltime_min)
     if limit is None or jobs <= (most := min(limit.values())):
         return None
