@@ -60,13 +60,8 @@ _VARIABLES = (
     (PMIX, "PMIX_RANK", 1, False),
 )
 _RANKS = (
-    "OMPI_COMM_WORLD_RANK",
-    "PMI_RANK",
-    "PALS_RANKID",
-    "PMIX_RANK",
-    "MV2_COMM_WORLD_RANK",
-    "JSM_NAMESPACE_RANK",
-    "SLURM_PROCID",
+    *("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PALS_RANKID", "PMIX_RANK"),
+    *("MV2_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "SLURM_PROCID"),
 )
 # Step numbers from this one on are not steps of srun: the batch script, an interactive shell.
 _NO_STEP = 0xFFFFFFF0

@@ -119,12 +119,8 @@ _ALWAYS = frozenset({"SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_WAIT"})
 _REQUEUE = ("SBATCH_REQUEUE", "SBATCH_NO_REQUEUE")
 _DIRECTIVE = re.compile(r"#SBATCH\s+(?:--([a-z][a-z-]*)|-([A-Za-z]))")
 _LETTERS = {
-    "A": "account",
-    "C": "constraint",
-    "J": "job-name",
-    "p": "partition",
-    "q": "qos",
-    "t": "time",
+    **{"A": "account", "C": "constraint", "J": "job-name"},
+    **{"p": "partition", "q": "qos", "t": "time"},
 }
 # Other variables are named as their option.
 _NAMED = {"time": ("SBATCH_TIMELIMIT",), "requeue": _REQUEUE, "no-requeue": _REQUEUE}

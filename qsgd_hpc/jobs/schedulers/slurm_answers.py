@@ -186,11 +186,8 @@ def _row(cells: list[str], restarts: int) -> Progress | None:
         why = UNREACHABLE
     elif state is JobState.FAILED and not why:
         exit_code = code or (128 + number if number else None)
-        why = (
-            exit_words(exit_code)
-            if exit_code
-            else "Slurm reports it as failed, without an exit code"
-        )
+        unknown = "Slurm reports it as failed, without an exit code"
+        why = exit_words(exit_code) if exit_code else unknown
     elif not state.ended:
         why = _why_so_far(word, cells[8] if full else "")
     return Progress(state, exit_code, why, started, ended, bad_nodes=blamed, restarts=restarts)
