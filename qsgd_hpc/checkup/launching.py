@@ -10,13 +10,13 @@ from pathlib import Path
 from qsgd_hpc.checkup.finding import Finding, fault, note, ok
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.sites import find_host
+from qsgd_hpc.launch.claims import no_mpi
 from qsgd_hpc.launch.cluster import Network
 from qsgd_hpc.launch.cluster.keeper import trial
-from qsgd_hpc.launch.cluster.obstacles import ClusterError
+from qsgd_hpc.launch.cluster.links import ClusterError
 from qsgd_hpc.launch.meeting import meeting, taken_port
 from qsgd_hpc.launch.mpi import Library, find_launcher, find_library
 from qsgd_hpc.launch.options import RunOptions
-from qsgd_hpc.launch.remedies import no_mpi
 
 __all__ = ["emulated_network", "mpi", "torchrun"]
 

@@ -38,13 +38,13 @@ def get(job_id: str) -> Job:
 
 def list_jobs() -> list[Job]:
     """Return all jobs with their current states, oldest first, by one query per scheduler."""
-    return refreshed(load_all(registry.ids()))
+    return refreshed(load_all())
 
 
-def load_all(ids: Iterable[str]) -> list[Job]:
+def load_all() -> list[Job]:
     """Return the recorded jobs, oldest first, without unreadable ones."""
     jobs = []
-    for job_id in ids:
+    for job_id in registry.ids():
         try:
             jobs.append(registry.load(job_id))
         except UsageError:
@@ -102,7 +102,7 @@ def _recorded(job: Job, progress: Progress) -> Job:
 def chain(job_id: str) -> list[Job]:
     """Return the parts of a chain that run after this job, in their order."""
     following = {}
-    for job in load_all(registry.ids()):
+    for job in load_all():
         if job.previous is not None:
             following[job.previous] = job
     found = []
@@ -115,7 +115,7 @@ def chain(job_id: str) -> list[Job]:
 def continued_by(job: Job) -> Job | None:
     """Return the job that continues the training of this one, unless it has also failed."""
     line, after = {job.id}, []
-    for other in load_all(registry.ids()):  # a job is older than the one that continues it
+    for other in load_all():  # a job is older than the one that continues it
         if line & {other.previous, other.resumes}:
             line.add(other.id)
             after.append(other)

@@ -29,14 +29,7 @@ from types import FrameType
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.processes import (
-    KILL_GRACE_S,
-    STOP_S,
-    adopt_orphans,
-    alive,
-    end_all,
-    identity,
-)
+from qsgd_hpc.jobs.processes import KILL_GRACE_S, STOP_S, adopt_orphans, alive, end_all, identity
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.records.events import end_of, read_events, task_counts, why_not_run
 from qsgd_hpc.jobs.request.dependencies import unmet

@@ -24,7 +24,7 @@ from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.records.events import read_events
 from qsgd_hpc.jobs.request.dependencies import dependencies
 from qsgd_hpc.jobs.request.prepare import prepare
-from qsgd_hpc.jobs.request.validate import default_stop_before, site_notes
+from qsgd_hpc.jobs.request.validate import default_stop_before
 from qsgd_hpc.jobs.schedulers import scheduler
 from qsgd_hpc.jobs.schedulers.command import UnconfirmedError, mark
 from qsgd_hpc.jobs.schedulers.progress import SETTLE_S
@@ -63,14 +63,18 @@ def submit_all(
             the chain are cancelled, and the message reports the result for each.
         KeyboardInterrupt: Ctrl-C during the submission, which is completed first.
     """
-    filled, site = prepare(request, dry_run=False)
-    for note in site_notes(filled, site):
-        tell(note)
+    filled, site = prepare(request, dry_run=False, tell=tell)
     with _interrupts_deferred() as jobs:
         created: list[Job] = []
         for part in range(filled.chain):
+            previous, own = jobs[-1] if jobs else None, filled
+            if previous is not None:
+                # If a job of --after does not complete, no part may run, not only the first.
+                own = dataclasses.replace(own, after=(*own.after, f"any:{previous.id}"))
+            if own.key and part:
+                own = dataclasses.replace(own, key=f"{own.key}\n{part}")
             try:
-                job, is_new = _submit_part(filled, site, part, jobs[-1] if jobs else None)
+                job, is_new = _submit_once(own, site, previous=previous)
                 jobs.append(job)
                 (created.append if is_new else known)(job)
             except (LaunchError, UsageError) as error:
@@ -80,21 +84,6 @@ def submit_all(
                     raise
                 raise type(error)("\n".join([str(error), *said])) from None
         return jobs
-
-
-def _submit_part(
-    request: JobRequest, site: Site, part: int, previous: Job | None
-) -> tuple[Job, bool]:
-    """Submit one part of a chain (usually the only one) that runs after ``previous``.
-
-    Return it, and whether it is new: another submission with the same key may have created it.
-    """
-    if previous is not None:
-        # If a job of --after does not complete, no part may run, not only the first.
-        request = dataclasses.replace(request, after=(*request.after, f"any:{previous.id}"))
-    if request.key and part:
-        request = dataclasses.replace(request, key=f"{request.key}\n{part}")
-    return _submit_once(request, site, previous=previous)
 
 
 def resubmit(
@@ -130,9 +119,7 @@ def resubmit(
     if walltime_min is not None and before == default_stop_before(walltime_min):
         fresh["stop_before_min"] = None  # not chosen by the user: that of the new walltime
     request = dataclasses.replace(job.request, **{**fresh, **(changes or {})})
-    filled, site = prepare(request, dry_run=False)
-    for note in site_notes(filled, site):
-        tell(note)
+    filled, site = prepare(request, dry_run=False, tell=tell)
     with _interrupts_deferred() as submitted:
         submitted.append(_submit_once(filled, site, resumes=job)[0])
     return submitted[0]
@@ -163,7 +150,10 @@ def _resubmit_fault(job: Job) -> str | None:
 def _submit_once(
     request: JobRequest, site: Site, *, previous: Job | None = None, resumes: Job | None = None
 ) -> tuple[Job, bool]:
-    """Submit a job once for its key; return it, and whether it is new."""
+    """Submit a job once for its key; return it, and whether it is new.
+
+    Another submission with the same key may have created it.
+    """
     if request.key and (known := _key_holder(request.key)) and (job := _confirmed(known)):
         return job, False
     ancestor = previous or resumes
@@ -261,9 +251,7 @@ def render(request: JobRequest, tell: Callable[[str], object] = lambda _note: No
     Raises:
         UsageError: all faults of the request, one per line.
     """
-    filled, site = prepare(request, dry_run=True)
-    for note in site_notes(filled, site):
-        tell(note)
+    filled, site = prepare(request, dry_run=True, tell=tell)
     place = Place(registry.jobs_dir() / f"{site.name}-dry-run")
     return render_script(filled, site, Tools.here(), place)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["clock", "counted", "did_you_mean", "listing", "minutes"]
+__all__ = ["clock", "counted", "did_you_mean", "listing", "minutes", "plural"]
 
 _UNITS_MIN = {"s": 1 / 60, "m": 1.0, "h": 60.0, "d": 1440.0}
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -67,6 +67,11 @@ def listing(names: Iterable[str], last: str = "or") -> str:
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def plural(number: int, noun: str) -> str:
+    """Return ``1 job``, ``2 jobs``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,15 @@ import click
 from qsgd_hpc import __version__
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.cluster import parse as parse_network
+from qsgd_hpc.launch.frameworks import FRAMEWORKS
 from qsgd_hpc.launch.horovod_flags import (
+    GROUP,
     horovod_options,
     refuse_discovery,
     variables_and_remarks,
 )
+from qsgd_hpc.launch.meeting import meeting
+from qsgd_hpc.launch.mpi import find_launcher, find_library
 from qsgd_hpc.launch.option_types import (
     BITS_HELP,
     WEIGHT_BITS,
@@ -30,21 +36,21 @@ from qsgd_hpc.launch.option_types import (
     TranslatingCommand,
 )
 from qsgd_hpc.launch.options import RunOptions, chosen_hosts
+from qsgd_hpc.launch.run import plan
 from qsgd_hpc.launch.run import run as launch
 
-__all__ = ["run"]
+__all__ = ["build_table", "run"]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 where: Callable[..., Decorator] = partial(click.option, cls=GroupedOption, group="Ranks and hosts")
+training: Callable[..., Decorator] = partial(click.option, cls=GroupedOption, group="Training")
 output: Callable[..., Decorator] = partial(click.option, cls=GroupedOption, group="Output")
 PATH = click.Path(path_type=Path)
 
 
 def _check_build(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
-        from qsgd_hpc.launch.check_build import table
-
-        click.echo(table())
+        click.echo(build_table())
         ctx.exit()
 
 
@@ -79,8 +85,7 @@ class _Run(TranslatingCommand, GroupedCommand):
 
 
 @click.command(
-    cls=_Run,
-    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+    cls=_Run, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False}
 )
 @where(
     "-np",
@@ -134,34 +139,12 @@ class _Run(TranslatingCommand, GroupedCommand):
 )
 @where("--host-discovery-script", hidden=True)
 @click.version_option(__version__, prog_name="qsgd-hpc", hidden=True)
-@click.option(
-    "--bits",
-    type=Bits(),
-    metavar="B",
-    cls=GroupedOption,
-    group="Training",
-    help=BITS_HELP,
-)
-@click.option(
-    "--weight-bits",
-    type=WEIGHT_BITS,
-    metavar="B",
-    cls=GroupedOption,
-    group="Training",
-    help=WEIGHT_HELP,
-)
-@click.option(
-    "--horovod",
-    is_flag=True,
-    cls=GroupedOption,
-    group="Training",
-    help='Let "import horovod" in the script mean qsgd-hpc.',
-)
-@click.option(
+@training("--bits", type=Bits(), metavar="B", help=BITS_HELP)
+@training("--weight-bits", type=WEIGHT_BITS, metavar="B", help=WEIGHT_HELP)
+@training("--horovod", is_flag=True, help='Let "import horovod" in the script mean qsgd-hpc.')
+@training(
     "--torchrun/--no-torchrun",
     default=None,
-    cls=GroupedOption,
-    group="Training",
     help="Set torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ... "
     "Default: yes, except with --horovod.",
 )
@@ -184,7 +167,7 @@ class _Run(TranslatingCommand, GroupedCommand):
     "--config-file",
     type=PATH,
     cls=GroupedOption,
-    group="Tuning and observing, as horovodrun",
+    group=GROUP,
     help="YAML file of the settings below.",
 )
 @horovod_options
@@ -302,9 +285,6 @@ def _words(option: str, text: str) -> tuple[str, ...]:
 
 
 def _show(options: RunOptions) -> None:
-    from qsgd_hpc.launch.meeting import meeting
-    from qsgd_hpc.launch.run import plan
-
     checked = plan(options)
     with meeting(checked.options, os.environ) as place:
         command = checked.command(place=place)
@@ -312,6 +292,42 @@ def _show(options: RunOptions) -> None:
     for name, value in command.env.items():
         click.echo(f"export {name}={shlex.quote(value)}")
     click.echo(shlex.join(command.argv))
+
+
+def build_table() -> str:
+    """Return the output of --check-build: frameworks, launcher and transport."""
+    sections = {
+        "Frameworks with an API here": [
+            (each.title, find_spec(each.module) is not None) for each in FRAMEWORKS
+        ],
+        "Ranks are started by": [(f"MPI: {_mpi()}", True), ("Gloo", False)],
+        "Messages go through": [
+            ("MPI", True),
+            ("shared memory within a node", True),
+            ("NCCL, for tensors on GPUs", _has_nccl()),
+            ("DDL", False),
+            ("CCL", False),
+            ("Gloo", False),
+        ],
+    }
+    lines = [f"qsgd-hpc {__version__}"]
+    for title, rows in sections.items():
+        lines += ["", f"{title}:", *(f"    [{'X' if has else ' '}] {name}" for name, has in rows)]
+    return "\n".join(lines)
+
+
+def _has_nccl() -> bool:
+    # In a separate process, as in a rank: the launcher itself must not load the core.
+    question = "from qsgd_hpc.runtime import gpu; raise SystemExit(not gpu.nccl_version())"
+    return subprocess.run([sys.executable, "-c", question], capture_output=True).returncode == 0
+
+
+def _mpi() -> str:
+    try:
+        library = find_library()
+        return f"{library.name}, {find_launcher(library).path}"
+    except UsageError as error:
+        return f"none ({error})"
 
 
 if __name__ == "__main__":

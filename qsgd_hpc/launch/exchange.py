@@ -24,7 +24,7 @@ from typing import Any
 import cloudpickle
 
 from qsgd_hpc.errors import LaunchError, RankFailedError
-from qsgd_hpc.launch.addresses import own_addresses
+from qsgd_hpc.launch.hold_port import own_addresses
 from qsgd_hpc.launch.outcome import list_ranks
 
 __all__ = ["VARIABLE", "Exchange", "Failure", "Returned", "answer", "dumps_by_value", "fetch"]

@@ -2,22 +2,27 @@
 
 The launcher is imported in the call, because training scripts import this function with their
 framework's module and seldom call it.
+
+``python -m qsgd_hpc.launch.function``, with QSGD_RUN_FUNCTION set, is the program of a rank: it
+fetches the call, executes it, and returns the result.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import shlex
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["run"]
+__all__ = ["main", "run"]
 
 
 def run(
@@ -80,7 +85,7 @@ def run(
     exchange = Exchange((func, tuple(args), dict(kwargs or {})))
     options = RunOptions(
         ranks=ranks,
-        command=(executable or sys.executable, "-m", "qsgd_hpc.launch.worker"),
+        command=(executable or sys.executable, "-m", "qsgd_hpc.launch.function"),
         hosts=chosen_hosts(hosts, None if hostfile is None else Path(hostfile)),
         bits=bits,
         env={**(env or {}), VARIABLE: exchange.address},
@@ -104,3 +109,28 @@ def _horovod_installed() -> bool:
     """Return whether ``horovod`` is this package in this process."""
     compat = sys.modules.get("qsgd_hpc.horovod_compat")
     return compat is not None and compat.installed()
+
+
+def main() -> None:
+    """Run one rank; an exception of the function is sent to the launching process and re-raised."""
+    from qsgd_hpc import env
+    from qsgd_hpc.launch.exchange import VARIABLE, Failure, Returned, answer, dumps_by_value, fetch
+    from qsgd_hpc.launch.supervise import launched_rank
+
+    sock, (func, args, kwargs) = fetch(env.get(VARIABLE), launched_rank())
+    try:
+        result = Returned(func(*args, **kwargs))
+        dumps_by_value(result)
+    except BaseException as error:
+        try:
+            exception = dumps_by_value(error)
+            pickle.loads(exception)  # some exceptions can be pickled, but not unpickled
+        except Exception:
+            exception = None
+        answer(sock, Failure("".join(traceback.format_exception(error)), exception))
+        raise
+    answer(sock, result)
+
+
+if __name__ == "__main__":
+    main()

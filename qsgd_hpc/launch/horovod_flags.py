@@ -18,6 +18,7 @@ from qsgd_hpc.launch.option_types import GroupedOption
 __all__ = [
     "ALSO",
     "CHANGES_NOTHING",
+    "GROUP",
     "SETTINGS",
     "horovod_options",
     "read_config",
@@ -166,8 +167,6 @@ _SECTIONS = {
     "--gloo-timeout-seconds": ("library_options", "gloo_timeout_seconds"),
     "--log-with-timestamp": ("logging", "with_timestamp"),
 }
-# The transport that a configuration file names.
-_CONTROLLERS = {"gloo": "--gloo", "mpi": "--mpi"}
 
 
 def values_after(option: str) -> int:
@@ -234,8 +233,8 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[str]]:
                 faults.append(f"{where} is {value!r}; expected a {places[key].kind.__name__}")
         elif key in without_effect:
             unused.append(without_effect[key])
-        elif key == ("controller",) and str(value).lower() in _CONTROLLERS:
-            unused.append(_CONTROLLERS[str(value).lower()])
+        elif key == ("controller",) and str(value).lower() in ("gloo", "mpi"):
+            unused.append(f"--{value.lower()}")
         elif key == ("verbose",):
             values["verbose"] = bool(value)
         else:
@@ -261,10 +260,8 @@ def _leaves(content: Any) -> Iterable[tuple[tuple[str, ...], Any]]:
 
 
 def _converted(setting: Setting, value: Any) -> Any:
-    if setting.kind is bool:
-        if not isinstance(value, bool):
-            raise ValueError
-        return value
+    if setting.kind is bool and not isinstance(value, bool):
+        raise ValueError
     return setting.kind(value)
 
 

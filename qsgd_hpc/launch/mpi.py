@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.launch.remedies import NO_MPI, no_mpi
+from qsgd_hpc.launch.claims import NO_MPI, no_mpi
 
 __all__ = [
     "Family",

@@ -189,18 +189,13 @@ def parse_hostfile(path: Path) -> tuple[Host, ...]:
     return tuple(Host(name, count) for name, count in slots.items())
 
 
-def _most_ranks() -> int:
-    """Return the number of ranks whose Python interpreters fit into this machine's memory."""
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, memory_bytes // _RANK_BYTES)
-
-
 def check_options(options: RunOptions) -> list[str]:
     """Return all errors of the request; resolving host names is the only I/O."""
     faults = []
     if options.ranks < 1:
         faults.append(f"-np {options.ranks}: at least 1 rank must run")
-    most = _most_ranks()
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    most = max(1, memory_bytes // _RANK_BYTES)
     if options.ranks > most and not options.hosts:
         faults.append(
             f"-np {options.ranks}: the memory of this machine is enough for {most} ranks at most; "
@@ -239,11 +234,7 @@ def _network_faults(options: RunOptions) -> list[str]:
     if options.network_interfaces:
         faults.append(f"{own} and have one interface; remove --network-interfaces")
     each = options.ranks_per_node or 1
-    if (
-        each >= 1
-        and options.ranks >= 1
-        and (count := hosts_needed(options.ranks, each)) > MOST_HOSTS
-    ):
+    if each >= 1 and (count := hosts_needed(options.ranks, each)) > MOST_HOSTS:
         least = hosts_needed(options.ranks, MOST_HOSTS)
         faults.append(
             f"--network {options.network.text}: -np {options.ranks} needs {count} hosts, but "

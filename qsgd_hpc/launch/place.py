@@ -37,58 +37,33 @@ __all__ = [
 MARK = "qsgd-place "
 TOOL_LIMIT_S = 20
 
+
+def _all_four(prefix: str) -> tuple[str, str, str, str]:
+    return f"{prefix}_LOCAL_RANK", f"{prefix}_RANK", f"{prefix}_LOCAL_SIZE", f"{prefix}_SIZE"
+
+
 # Variables of each launcher: (local rank, rank, local size, size), "" if there is none. Slurm and
 # Flux are last: they also set theirs in the batch script, so that ranks of other launchers inherit
 # a wrong 0. If the launcher is known, its own variables are tried first.
 LAUNCHERS = {
     "pals": ("PALS_LOCAL_RANKID", "PALS_RANKID", "PALS_LOCAL_SIZE", ""),
-    "open_mpi": (
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "OMPI_COMM_WORLD_SIZE",
-    ),
-    "jsm": (
-        "JSM_NAMESPACE_LOCAL_RANK",
-        "JSM_NAMESPACE_RANK",
-        "JSM_NAMESPACE_LOCAL_SIZE",
-        "JSM_NAMESPACE_SIZE",
-    ),
-    "mvapich": (
-        "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_LOCAL_SIZE",
-        "MV2_COMM_WORLD_SIZE",
-    ),
-    "mvapich3": (
-        "MVP_COMM_WORLD_LOCAL_RANK",
-        "MVP_COMM_WORLD_RANK",
-        "MVP_COMM_WORLD_LOCAL_SIZE",
-        "MVP_COMM_WORLD_SIZE",
-    ),
+    "open_mpi": _all_four("OMPI_COMM_WORLD"),
+    "jsm": _all_four("JSM_NAMESPACE"),
+    "mvapich": _all_four("MV2_COMM_WORLD"),
+    "mvapich3": _all_four("MVP_COMM_WORLD"),
     "hydra": ("MPI_LOCALRANKID", "PMI_RANK", "MPI_LOCALNRANKS", "PMI_SIZE"),
-    "pmi": ("PMI_LOCAL_RANK", "PMI_RANK", "PMI_LOCAL_SIZE", "PMI_SIZE"),
+    "pmi": _all_four("PMI"),
     "pmix": ("PMIX_LOCAL_RANK", "PMIX_RANK", "", ""),
     "flux": ("FLUX_TASK_LOCAL_ID", "FLUX_TASK_RANK", "", "FLUX_JOB_SIZE"),
     "slurm": ("SLURM_LOCALID", "SLURM_PROCID", "", "SLURM_STEP_NUM_TASKS"),
 }
 GPU_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
+    *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     "ZE_AFFINITY_MASK",
 )
 _OTHER_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "NCCL_IB_HCA",
-    "NCCL_SOCKET_IFNAME",
-    "UCX_NET_DEVICES",
-    "FI_CXI_DEVICE_NAME",
+    *("OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES", "FI_CXI_DEVICE_NAME"),
     "MPICH_OFI_NIC_POLICY",
 )
 _NODES = "/sys/devices/system/node"

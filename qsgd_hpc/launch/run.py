@@ -64,19 +64,14 @@ def plan(options: RunOptions) -> Plan:
     library = find_library()
     launcher = find_launcher(library)
     if options.network is not None:
-        _check_cluster(options, launcher)
+        if launcher.family not in (Family.HYDRA, Family.OPEN_MPI):
+            raise UsageError(
+                "--network starts ranks with the mpiexec of MPICH or Open MPI; here it is "
+                f"{launcher.path} ({launcher.family.value}). pip install 'qsgd-hpc[mpich]' "
+                "installs one."
+            )
+        trial(options.network, len(options.nodes))
     return Plan(options, library, launcher)
-
-
-def _check_cluster(options: RunOptions, launcher: Launcher) -> None:
-    assert options.network is not None
-    if launcher.family not in (Family.HYDRA, Family.OPEN_MPI):
-        raise UsageError(
-            "--network starts ranks with the mpiexec of MPICH or Open MPI; here it is "
-            f"{launcher.path} ({launcher.family.value}). pip install 'qsgd-hpc[mpich]' installs "
-            "one."
-        )
-    trial(options.network, len(options.nodes))
 
 
 def _faulty_variables(environ: Mapping[str, str]) -> list[str]:

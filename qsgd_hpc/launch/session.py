@@ -162,19 +162,16 @@ class Session:
                     drained_at_s = drained_at_s or time.monotonic() + DRAIN_S
                     if time.monotonic() > drained_at_s and not ready:
                         break
-        self._wait_for_mpiexec()
-        with self._reader_may_leave():
-            for sink in self.sinks.values():
-                sink.finish()
-        if self.files:
-            self.files.close()
-
-    def _wait_for_mpiexec(self) -> None:
         try:
             self.process.wait(KILL_AFTER_S)
         except subprocess.TimeoutExpired:
             self._kill()
             self.process.wait()
+        with self._reader_may_leave():
+            for sink in self.sinks.values():
+                sink.finish()
+        if self.files:
+            self.files.close()
 
     @contextlib.contextmanager
     def _reader_may_leave(self) -> Iterator[None]:

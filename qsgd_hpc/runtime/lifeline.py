@@ -21,7 +21,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from qsgd_hpc.launch.addresses import own_addresses
+from qsgd_hpc.launch.hold_port import own_addresses
 from qsgd_hpc.runtime.mpi_binding import holds_everywhere
 
 __all__ = ["Greeter", "Peers", "connect", "forget"]

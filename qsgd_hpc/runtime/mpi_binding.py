@@ -17,9 +17,16 @@ from typing import Any
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.launch.claims import broken_claim, claims, rank_of, under_pmi2_of_slurm
+from qsgd_hpc.launch.claims import (
+    LoadedMpi,
+    broken_claim,
+    claims,
+    no_mpi,
+    not_connected,
+    rank_of,
+    under_pmi2_of_slurm,
+)
 from qsgd_hpc.launch.loaded import SHORT_ADDRESSES, is_installed, loaded_library, pip_package
-from qsgd_hpc.launch.remedies import LoadedMpi, no_mpi, not_connected
 
 __all__ = [
     "Layout",

@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs.inside import why_never_ends
 from qsgd_hpc.jobs.sites import choose
 from qsgd_hpc.jobs.sites.profile import Site
+from qsgd_hpc.jobs.waiting import why_never_ends
 from qsgd_hpc.scaling.define.definition import define
 from qsgd_hpc.scaling.define.options import Scale, asked, scale_options
 from qsgd_hpc.scaling.define.study import Study

@@ -132,7 +132,7 @@ from toyframe import Tensor
 import qsgd_hpc.toyframe as hvd
 from qsgd_hpc.checkup.installation import frameworks
 from qsgd_hpc.eight_steps.frameworks import is_distributed
-from qsgd_hpc.launch.check_build import table
+from qsgd_hpc.launch.cli import build_table
 
 hvd.init()
 x = Tensor([[1, -3], [5, 8]], "int32")
@@ -140,7 +140,7 @@ print(hvd.allreduce(x).tolist(), hvd.allreduce(x).dtype)
 y = Tensor([[0.5] * 64] * 32, "float16")
 print(hvd.allreduce(y, op=hvd.Sum, compression=hvd.Compression.qsgd(bits=8)).tolist() == y.tolist())
 print(hvd.broadcast(Tensor([True, False]), 0).tolist())
-print("[X] Toyframe" in table(), is_distributed("qsgd_hpc.toyframe"))
+print("[X] Toyframe" in build_table(), is_distributed("qsgd_hpc.toyframe"))
 print(*(each for each in frameworks() if "1.0, supported" in each.text))
 """
 

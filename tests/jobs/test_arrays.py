@@ -7,16 +7,7 @@ import dataclasses
 from qsgd_hpc import jobs
 from qsgd_hpc.jobs.model import Job
 from qsgd_hpc.jobs.schedulers import pbs, slurm
-from tests.jobs.fake_schedulers import (
-    SERVER,
-    Fakes,
-    fakes,
-    recorded,
-    submitted,
-    unconfirmed,
-)
-
-__all__ = ["fakes"]
+from tests.jobs.fake_schedulers import SERVER, Fakes, recorded, submitted, unconfirmed
 
 S = jobs.JobState
 

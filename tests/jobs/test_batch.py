@@ -21,17 +21,7 @@ from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.model import Job, Progress
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers import command, pbs, progress, slurm
-from tests.jobs.fake_schedulers import (
-    SERVER,
-    Fakes,
-    cli,
-    fakes,
-    request,
-    settled,
-    submitted,
-)
-
-__all__ = ["fakes", "settled"]
+from tests.jobs.fake_schedulers import SERVER, Fakes, cli, request, submitted
 
 S = jobs.JobState
 IN_GPU = "CLUSTER: gpu\nJOBID|STATE|REASON|NODELIST|START_TIME|COMMENT|COMMAND\n"

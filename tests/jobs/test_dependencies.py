@@ -14,16 +14,7 @@ from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.model import Progress
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers import Dependency, pbs, slurm
-from tests.jobs.fake_schedulers import (
-    SERVER,
-    Fakes,
-    fakes,
-    request,
-    submitted,
-    unconfirmed,
-)
-
-__all__ = ["fakes"]
+from tests.jobs.fake_schedulers import SERVER, Fakes, request, submitted, unconfirmed
 
 S = jobs.JobState
 

@@ -18,9 +18,7 @@ from qsgd_hpc.jobs.model import JobState as S
 from qsgd_hpc.jobs.schedulers import Dependency, cobalt, lsf, scheduler
 from qsgd_hpc.jobs.schedulers.command import Answer
 from qsgd_hpc.launch.schedulers import SCHEDULERS
-from tests.jobs.fake_schedulers import Fakes, fakes
-
-__all__ = ["fakes"]
+from tests.jobs.fake_schedulers import Fakes
 
 QSTAT = """JobID: 77734
     JobName           : train

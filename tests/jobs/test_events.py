@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState, Progress
-from qsgd_hpc.jobs.records.endings import NO_MEMORY, exit_words
-from qsgd_hpc.jobs.records.events import read_events, with_own_record
+from qsgd_hpc.jobs.records.events import NO_MEMORY, exit_words, read_events, with_own_record
 
 START = {"at": 100, "event": "start", "host": "nid1"}
 
@@ -31,8 +30,7 @@ def ended(code: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("code", "state"),
-    [(0, JobState.COMPLETED), (3, JobState.FAILED), (85, JobState.STOPPED)],
+    ("code", "state"), [(0, JobState.COMPLETED), (3, JobState.FAILED), (85, JobState.STOPPED)]
 )
 def test_a_job_that_vanished_ended_as_it_noted(tmp_path: Path, code: int, state: JobState) -> None:
     found = with_own_record(job(tmp_path, START, ended(code)), Progress(JobState.LOST, why="gone"))

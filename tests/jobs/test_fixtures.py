@@ -10,7 +10,7 @@ import pytest
 
 from qsgd_hpc.jobs.model import JobState as S
 from qsgd_hpc.jobs.model import Progress
-from qsgd_hpc.jobs.records.endings import WALLTIME
+from qsgd_hpc.jobs.records.events import WALLTIME
 from qsgd_hpc.jobs.schedulers import pbs, slurm
 from qsgd_hpc.jobs.schedulers.command import Answer, UnconfirmedError, refusal
 from qsgd_hpc.jobs.schedulers.pbs import array_progress, parse_qstat
@@ -56,10 +56,7 @@ QSTAT = {
     "vanished": NOTHING,
     "walltime": (Says(f"11.{SERVER}", S.TIMEOUT, WALLTIME),),
 }
-UNKNOWN = {
-    "mixed_unknown": {f"99999.{SERVER}"},
-    "vanished": {f"7.{SERVER}"},
-}
+UNKNOWN = {"mixed_unknown": {f"99999.{SERVER}"}, "vanished": {f"7.{SERVER}"}}
 SQUEUE: dict[str, tuple[Says, ...] | None] = {
     "squeue_array": NOTHING,
     "squeue_cluster": (Says("1;gpu", RUNNING),),

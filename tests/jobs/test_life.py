@@ -35,22 +35,6 @@ sys.exit(0 if n == 3 else 85)
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working folder whose jobs start one plain process instead of ranks."""
-    home = tmp_path / "home"
-    (home / "sites").mkdir(parents=True)
-    (home / "sites" / "local.yaml").write_text("launcher: {argv: [env]}\n")
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.setenv("QSGD_HOME", str(home))
-    monkeypatch.setenv("QSGD_SITE", "local")
-    monkeypatch.chdir(folder)
-    yield folder
-    for job in jobs.list_jobs():
-        jobs.cancel(job.id)
-
-
 def write(folder: Path, body: str) -> Path:
     script = folder / "job.py"
     script.write_text(body)
@@ -132,9 +116,7 @@ def test_cancelling_a_part_cancels_what_continues_it(place: Path) -> None:
     assert states(*(part.id for part in parts)) == ["CANCELLED"] * 3
 
 
-def test_a_chain_is_stopped_at_a_checkpoint_once_its_later_parts_are_cancelled(
-    place: Path,
-) -> None:
+def test_a_chain_is_stopped_at_a_checkpoint_once_its_later_parts_are_cancelled(place: Path) -> None:
     parts = jobs.submit_all(jobs.JobRequest(write(place, STOPS), ("x",), chain=3))
     log = jobs.output(parts[0].id)
     until(lambda: log.exists() and "ran" in log.read_text())
@@ -515,10 +497,7 @@ def small_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_full_disk_loses_no_job_and_makes_no_half_one(place: Path, small_disk: Path) -> None:
     job = jobs.submit(jobs.JobRequest(write(place, "print('ran')")))
     assert states(job.id) == ["COMPLETED"]
-    with (
-        (small_disk / "ballast").open("wb", buffering=0) as ballast,
-        contextlib.suppress(OSError),
-    ):
+    with (small_disk / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
         while True:
             ballast.write(b"x" * 512)
     refused = cli("submit", "job.py")

@@ -173,10 +173,7 @@ def test_machine_that_is_as_its_profile_says_has_no_difference() -> None:
         ({"nodes": 559}, ("nodes", "nodes: 559")),
         ({"gpus": (8,)}, ("node.gpus", "gpus: 8")),
         ({"filesystems": ("home",)}, ("filesystems", "filesystems: [home]")),
-        (
-            {"cpus": (256,)},
-            ("node.cores", "cores: 256, or half of that with two threads per core"),
-        ),
+        ({"cpus": (256,)}, ("node.cores", "cores: 256, or half of that with two threads per core")),
     ],
 )
 def test_difference_of_the_machine_names_key_and_new_text(
@@ -225,9 +222,7 @@ def test_queue_that_is_left_out_on_purpose_is_no_difference() -> None:
 def test_tighter_of_partition_and_qos_counts() -> None:
     site = dataclasses.replace(
         sites.load("slurm"),
-        queues={
-            "dev": Queue("dev", (1, 8), (1 / 60, 60.0), partition="batch", qos="debug"),
-        },
+        queues={"dev": Queue("dev", (1, 8), (1 / 60, 60.0), partition="batch", qos="debug")},
     )
     live = Live(
         "slurm",
@@ -243,8 +238,8 @@ def test_tighter_of_partition_and_qos_counts() -> None:
 def test_tiles_are_not_compared_with_cards() -> None:
     aurora = sites.load("aurora")
     assert aurora.gpus == 12
-    assert differences(aurora, Live("pbs", gpus=(6,))) == []
-    assert len(differences(aurora, Live("pbs", gpus=(4,)))) == 1
+    assert list(differences(aurora, Live("pbs", gpus=(6,)))) == []
+    assert len(list(differences(aurora, Live("pbs", gpus=(4,))))) == 1
 
 
 def test_gpus_of_a_partition_are_compared_with_those_of_its_queue() -> None:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import termios
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,22 +27,6 @@ from qsgd_hpc.jobs.records import registry
 from tests.processes import until
 
 CLI = [sys.executable, "-m", "qsgd_hpc"]
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working folder whose jobs start one plain process instead of ranks."""
-    home = tmp_path / "home"
-    (home / "sites").mkdir(parents=True)
-    (home / "sites" / "local.yaml").write_text("launcher: {argv: [env]}\n")
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.setenv("QSGD_HOME", str(home))
-    monkeypatch.setenv("QSGD_SITE", "local")
-    monkeypatch.chdir(folder)
-    yield folder
-    for job in jobs.list_jobs():
-        jobs.cancel(job.id)
 
 
 def cli(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:

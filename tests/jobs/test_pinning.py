@@ -234,8 +234,7 @@ def test_a_program_that_is_not_there_is_named() -> None:
 
 
 BINDING = dataclasses.replace(
-    FOUR_GPUS,
-    cpu=Cpu(tuple(str(cpu) for cpu in sorted(os.sched_getaffinity(0))[:2]), "wrapper"),
+    FOUR_GPUS, cpu=Cpu(tuple(str(cpu) for cpu in sorted(os.sched_getaffinity(0))[:2]), "wrapper")
 )
 WHERE = "import os; print(sorted(os.sched_getaffinity(0)))"
 

@@ -13,19 +13,8 @@ from qsgd_hpc import jobs
 from qsgd_hpc.jobs import waiting
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers import command
-from tests.jobs.fake_schedulers import (
-    SERVER,
-    Fakes,
-    fakes,
-    impatient,
-    recorded,
-    request,
-    settled,
-    submitted,
-)
+from tests.jobs.fake_schedulers import SERVER, Fakes, recorded, request, submitted
 from tests.processes import until
-
-__all__ = ["fakes", "impatient", "settled"]
 
 S = jobs.JobState
 
@@ -261,36 +250,28 @@ NODE_LOSS = (
 )
 
 
+NO_COLUMN = """echo 'sacct: error: Invalid field requested: "FailedNode"' >&2; exit 1"""
+
+
 @pytest.mark.usefixtures("settled")
-def test_the_node_that_slurm_blames_is_named(fakes: Fakes) -> None:
+@pytest.mark.parametrize(("blame", "node"), [("echo nid0005", "nid0005"), (NO_COLUMN, "nid0006")])
+def test_the_node_that_slurm_blames_or_that_is_down_is_named(
+    fakes: Fakes, blame: str, node: str
+) -> None:
     job = submitted(fakes, "perlmutter", "6")
     fakes.says("squeue")
     fakes.says(
         "sacct",
         before=f"""case "$*" in
-        *FailedNode*) echo nid0005 ;;
-        *) printf '{NODE_LOSS}' ;;
-    esac; exit 0""",
-    )
-    lost = jobs.get(job.id).progress
-    assert (lost.state, lost.bad_nodes) == (S.NODE_FAIL, ("nid0005",))
-    assert lost.why == "node nid0005 failed"
-
-
-@pytest.mark.usefixtures("settled")
-def test_without_slurms_blame_the_nodes_that_are_down_are_named(fakes: Fakes) -> None:
-    job = submitted(fakes, "perlmutter", "6")
-    fakes.says("squeue")
-    fakes.says(
-        "sacct",
-        before=f"""case "$*" in
-        *FailedNode*) echo 'sacct: error: Invalid field requested: "FailedNode"' >&2; exit 1 ;;
+        *FailedNode*) {blame} ;;
         *Reason*) printf '{NODE_LOSS}' ;;
         *) echo 'nid[0004-0006]' ;;
     esac; exit 0""",
     )
     fakes.says("sinfo", "nid0006\nnid0099\n")
-    assert jobs.get(job.id).progress.bad_nodes == ("nid0006",)
+    lost = jobs.get(job.id).progress
+    assert (lost.state, lost.bad_nodes) == (S.NODE_FAIL, (node,))
+    assert lost.why == f"node {node} failed"
 
 
 def test_the_users_own_formats_do_not_change_what_queries_print(

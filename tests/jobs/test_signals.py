@@ -18,9 +18,7 @@ import pytest
 from qsgd_hpc import jobs
 from qsgd_hpc.jobs.model import Job
 from qsgd_hpc.jobs.records.events import read_events
-from tests.jobs.fake_schedulers import Fakes, fakes
-
-__all__ = ["fakes"]
+from tests.jobs.fake_schedulers import Fakes
 
 pytestmark = pytest.mark.full
 

@@ -13,18 +13,7 @@ from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs import waiting
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers import command, slurm
-from tests.jobs.fake_schedulers import (
-    SERVER,
-    Fakes,
-    cli,
-    fakes,
-    impatient,
-    settled,
-    submitted,
-    unconfirmed,
-)
-
-__all__ = ["fakes", "impatient", "settled"]
+from tests.jobs.fake_schedulers import SERVER, Fakes, cli, submitted, unconfirmed
 
 SEEN_S = 1_790_000_000.0  # when a scheduler answered last
 S = jobs.JobState

@@ -11,17 +11,7 @@ from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, Progress
 from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers import command, pbs, slurm
-from tests.jobs.fake_schedulers import (
-    SERVER,
-    Fakes,
-    fakes,
-    impatient,
-    request,
-    settled,
-    unconfirmed,
-)
-
-__all__ = ["fakes", "impatient", "settled"]
+from tests.jobs.fake_schedulers import SERVER, Fakes, request, unconfirmed
 
 S = jobs.JobState
 

@@ -153,8 +153,8 @@ def test_perlmutter_account_gets_its_suffix_once() -> None:
 
 def test_argument_beats_environment_for_the_account() -> None:
     site = sites.load("polaris")
-    assert fill(JobRequest(Path("t.py"), account="a"), site, {"account": "b"}).account == "a"
-    assert fill(JobRequest(Path("t.py")), site, {"account": "b"}).account == "b"
+    assert fill(JobRequest(Path("t.py"), account="a"), site, "b").account == "a"
+    assert fill(JobRequest(Path("t.py")), site, "b").account == "b"
 
 
 def test_one_rank_per_gpu_and_one_without_gpus() -> None:
@@ -185,8 +185,7 @@ def test_slurm_takes_names_that_pbs_does_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "longest_min"),
-    [(1, 120), (91, 120), (92, 360), (183, 360), (184, 720), (9472, 720)],
+    ("nodes", "longest_min"), [(1, 120), (91, 120), (92, 360), (183, 360), (184, 720), (9472, 720)]
 )
 def test_walltime_limit_follows_the_number_of_nodes(nodes: int, longest_min: float) -> None:
     fields: dict[str, Any] = {"nodes": nodes, "account": "p", "queue": "batch"}
@@ -407,7 +406,7 @@ def test_an_account_for_this_machine_is_noted_unless_it_is_that_of_the_environme
     assert notes("local", account="p").startswith("--account p has no effect")
     assert "no effect" not in notes("polaris", account="p")
     site = sites.load("local")
-    filled = fill(JobRequest(Path("t.py")), site, {"account": "p"})
+    filled = fill(JobRequest(Path("t.py")), site, "p")
     assert not list(site_notes(filled, site))
 
 

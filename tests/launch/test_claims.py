@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from qsgd_hpc.launch.claims import broken_claim, claims, rank_of, under_pmi2_of_slurm
-from qsgd_hpc.launch.remedies import LoadedMpi, not_connected
+from qsgd_hpc.launch.claims import (
+    LoadedMpi,
+    broken_claim,
+    claims,
+    not_connected,
+    rank_of,
+    under_pmi2_of_slurm,
+)
 
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}
 PIP = LoadedMpi("MPICH 5.0.2", False, Path("/env/lib/libmpi.so.12"), "mpich")

@@ -15,6 +15,7 @@ from qsgd_hpc.launch import cli
 from qsgd_hpc.launch.cluster import Network, enter, links, parse
 from qsgd_hpc.launch.cluster.keeper import Task, command
 from qsgd_hpc.launch.cluster.link_log import LinkLog
+from qsgd_hpc.launch.cluster.links import ClusterError, explain_tool
 from qsgd_hpc.launch.cluster.network import (
     MOST_HOSTS,
     address,
@@ -23,7 +24,6 @@ from qsgd_hpc.launch.cluster.network import (
     hosts_needed,
     split,
 )
-from qsgd_hpc.launch.cluster.obstacles import ClusterError, explain_tool
 from qsgd_hpc.launch.command import Machine, build_command
 from qsgd_hpc.launch.frames import Decoder, Links
 from qsgd_hpc.launch.mpi import Family, Launcher

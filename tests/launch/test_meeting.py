@@ -47,10 +47,7 @@ def told(word: str, monkeypatch: pytest.MonkeyPatch, **environ: str) -> tuple[in
     ],
 )  # fmt: skip
 def test_each_rank_is_told_its_place(
-    word: str,
-    environ: dict[str, str],
-    expected: tuple[int, ...],
-    monkeypatch: pytest.MonkeyPatch,
+    word: str, environ: dict[str, str], expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert told(word, monkeypatch, **environ) == expected
 
@@ -88,11 +85,7 @@ def test_the_port_is_held_and_torchs_store_can_still_listen_there() -> None:
     ],
 )  # fmt: skip
 def test_ranks_meet_on_the_first_host(
-    options: RunOptions,
-    environ: dict[str, str],
-    address: str,
-    held: bool,
-    counts: tuple[int, ...],
+    options: RunOptions, environ: dict[str, str], address: str, held: bool, counts: tuple[int, ...]
 ) -> None:
     with meeting(options, environ) as place:
         assert place is not None

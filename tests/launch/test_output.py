@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import io
+import os
 import random
+from pathlib import Path
 
 import pytest
 
+from qsgd_hpc.launch.command import Command
 from qsgd_hpc.launch.frames import Decoder, Ended, Output, Raw, Started
+from qsgd_hpc.launch.mpi import Family, Launcher
+from qsgd_hpc.launch.options import RunOptions
 from qsgd_hpc.launch.outcome import Ledger, explain, list_ranks
 from qsgd_hpc.launch.output import HELD_BYTES, LineSink
+from qsgd_hpc.launch.session import Session
 from qsgd_hpc.launch.supervise import END, ERR, OUT, START, encode
 
 TOKEN = "0a1b2c3d"
@@ -177,3 +183,12 @@ def test_a_lost_host_is_no_success() -> None:
 
 def test_long_lists_of_ranks_are_shortened() -> None:
     assert list_ranks(range(1000)) == "1000 ranks (0, 1, 2, 3, 4, 5, 6, 7, ...)"
+
+
+def test_ranks_that_do_not_start_in_time_are_named(capfd):
+    options = RunOptions(2, ("true",), start_timeout_s=0.5)
+    launcher = Launcher(Family.HYDRA, Path("sleep"), "")
+    session = Session(options, launcher, "token", grace_s=1, warning_s=60)
+    assert session.run(Command(("sleep", "60"), {}), dict(os.environ)) == 1
+    said = capfd.readouterr().err
+    assert "ranks 0, 1 had not started 0.5 s after mpiexec (--start-timeout)" in said

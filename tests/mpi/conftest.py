@@ -16,7 +16,7 @@ import pytest
 
 from qsgd_hpc.launch.cluster import Network
 from qsgd_hpc.launch.cluster.keeper import trial
-from qsgd_hpc.launch.cluster.obstacles import ClusterError
+from qsgd_hpc.launch.cluster.links import ClusterError
 from tests.processes import without_settings
 
 ROOT = Path(__file__).parents[2]

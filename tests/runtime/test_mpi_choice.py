@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.launch.remedies import no_mpi
+from qsgd_hpc.launch.claims import no_mpi
 from qsgd_hpc.runtime.mpi_binding import _pointer_handles
 
 

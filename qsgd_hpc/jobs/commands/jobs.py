@@ -16,11 +16,9 @@ from qsgd_hpc._notices import muted
 from qsgd_hpc.errors import EXIT_RESUBMIT, LaunchError, UsageError
 from qsgd_hpc.jobs import current, waiting
 from qsgd_hpc.jobs.commands import view
-from qsgd_hpc.jobs.commands.columns import screen
 from qsgd_hpc.jobs.commands.submit_options import Walltime, as_json_option
-from qsgd_hpc.jobs.inside import refuse_standstill
 from qsgd_hpc.jobs.model import Job, JobState
-from qsgd_hpc.jobs.records import registry
+from qsgd_hpc.jobs.waiting import refuse_standstill
 
 __all__ = ["Output", "cancel", "list_jobs", "logs", "status", "wait"]
 
@@ -209,7 +207,7 @@ def list_jobs(as_json: bool) -> None:
     if as_json:
         _print_json([view.as_json(job) for job in jobs])
     elif jobs:
-        console = screen()
+        console = view.screen()
         console.print(view.table(jobs, console.width))
     else:
         click.echo("no jobs yet; submit one with `qsgd-hpc submit train.py`", err=True)
@@ -224,7 +222,7 @@ def list_jobs(as_json: bool) -> None:
 
 
 def _newest() -> str:
-    jobs = current.load_all(registry.ids())
+    jobs = current.load_all()
     if not jobs:
         raise UsageError("no jobs yet. Submit one with `qsgd-hpc submit train.py`.")
     return jobs[-1].id

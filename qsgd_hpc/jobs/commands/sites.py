@@ -14,8 +14,8 @@ from rich.text import Text
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites as profiles
-from qsgd_hpc.jobs.commands.columns import Column, fitting_table, screen
 from qsgd_hpc.jobs.commands.submit_options import as_json_option
+from qsgd_hpc.jobs.commands.view import Column, fitting_table, screen
 from qsgd_hpc.jobs.sites import live
 from qsgd_hpc.jobs.sites.check import Report, examine
 from qsgd_hpc.jobs.sites.draft import new_profile
@@ -23,7 +23,7 @@ from qsgd_hpc.jobs.sites.merge import Merged, dotted, merged, unconfirmed
 from qsgd_hpc.jobs.sites.profile import Library, Network, Queue, Site, build
 from qsgd_hpc.jobs.sites.queues import limit_words, remark
 from qsgd_hpc.jobs.sites.sources import package_faults, sources
-from qsgd_hpc.jobs.words import clock, counted, listing
+from qsgd_hpc.jobs.words import clock, counted, listing, plural
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = ["sites"]
@@ -207,8 +207,7 @@ def _report_lines(report: Report) -> list[str]:
     """Return the output of `sites check` before the table of differences."""
     if report.fault:
         return [f"{report.name}: fault", *(f"  {line}" for line in report.fault.splitlines())]
-    found = len(report.differs)
-    end = f", {found} difference{'s' if found != 1 else ''}" if report.differs else ""
+    end = f", {plural(len(report.differs), 'difference')}" if report.differs else ""
     lines = [f"{report.name}: files are sound; {report.compared}{end}"]
     width = max((len(fact) for fact, _ in report.unconfirmed), default=0)
     return lines + [f"  to verify  {fact:<{width}}  {at}" for fact, at in report.unconfirmed]

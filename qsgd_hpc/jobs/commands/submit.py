@@ -20,11 +20,10 @@ from qsgd_hpc.jobs.commands.submit_options import (
     list_option,
     submit_options,
 )
-from qsgd_hpc.jobs.inside import why_never_ends
 from qsgd_hpc.jobs.model import Job, JobRequest
 from qsgd_hpc.jobs.request.prepare import prepare
 from qsgd_hpc.jobs.request.python_fit import WARNING
-from qsgd_hpc.jobs.request.validate import site_notes
+from qsgd_hpc.jobs.waiting import why_never_ends
 from qsgd_hpc.launch.options import bits_variables
 
 __all__ = ["resubmit", "submit"]
@@ -114,9 +113,7 @@ def _verified(request: JobRequest, dry_run: bool) -> bool:
     from qsgd_hpc.jobs.placement.verify import pinning_preview, pinning_report, pinning_request
 
     console = Console()
-    filled, site = prepare(request, dry_run=dry_run)
-    for note in site_notes(filled, site):
-        _note(note)
+    filled, site = prepare(request, dry_run=dry_run, tell=_note)
     if dry_run:
         return pinning_preview(filled, site, console)
     job = submission.submit(pinning_request(request, site))

@@ -161,12 +161,7 @@ ENVIRONMENT = (
         callback=_pairs("--env", "NAME=VALUE"),
         help="Environment variable for every rank; can be repeated.",
     ),
-    click.option(
-        "--bits",
-        type=Bits(),
-        metavar="B",
-        help=BITS_HELP,
-    ),
+    click.option("--bits", type=Bits(), metavar="B", help=BITS_HELP),
     click.option("--weight-bits", type=WEIGHT_BITS, metavar="B", help=WEIGHT_HELP),
     click.option(
         "--horovod", is_flag=True, help='Let "import horovod" in the script mean qsgd-hpc.'

@@ -1,25 +1,29 @@
-"""Views of jobs, as text and as JSON."""
+"""Views of jobs, as text and as JSON, and tables for terminals of any width."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from qsgd_hpc.jobs.commands.columns import Column, fitting_table
 from qsgd_hpc.jobs.model import Job, JobState
-from qsgd_hpc.jobs.words import clock
+from qsgd_hpc.jobs.words import clock, plural
 
 __all__ = [
+    "Column",
     "as_json",
+    "fitting_table",
     "has_output",
     "log_words",
     "next_step",
     "no_output_words",
+    "screen",
     "silence_words",
     "status_lines",
     "submitted_lines",
@@ -33,17 +37,6 @@ _COLOURS = {
     JobState.STOPPED: "blue",
     JobState.CANCELLED: "magenta",
 }
-_COLUMNS = (
-    Column("job"),
-    Column("name", least=10),
-    Column("state"),
-    Column("exit", right=True),
-    Column("nodes", value=3, right=True),
-    Column("ranks", value=1, right=True),
-    Column("submitted", value=4),
-    Column("ran", value=2),
-    Column("why", least=16, value=5),
-)
 
 
 def as_json(job: Job) -> dict[str, Any]:
@@ -147,41 +140,28 @@ def has_output(job: Job) -> bool:
 def status_lines(job: Job, continued_by: Job | None = None) -> list[str]:
     """Return the output of ``status``."""
     request, progress = job.request, job.progress
-    size = f"{_count(request.nodes, 'node')}, {_count(request.ranks, 'rank')}"
+    size = f"{plural(request.nodes, 'node')}, {plural(request.ranks, 'rank')}"
     if request.network is not None:
         size += f", network {request.network}"
     limit = "no walltime" if request.walltime_min is None else clock(request.walltime_min)
-    rows = [("state", job.state.value + (f" ({progress.why})" if progress.why else ""))]
-    if progress.silence:
-        rows.append(("known", silence_words(job)))
-    if job.exit_code is not None:
-        rows.append(("exit code", str(job.exit_code)))
-    if progress.scheduler_id is not None:
-        rows.append(("scheduler id", progress.scheduler_id))
-    if progress.tasks:
-        counts = ", ".join(f"{count} {state}" for state, count in progress.tasks.items())
-        rows.append(("tasks", counts))
-    if job.previous or job.resumes:
-        rows.append(("continues", str(job.previous or job.resumes)))
-    if progress.restarts:
-        rows.append(("restarted", f"{_count(progress.restarts, 'time')} by the scheduler"))
-    rows += [
+    started = "" if progress.started_at is None else _stamp(progress.started_at)
+    ran, restarts = _ran(job), progress.restarts
+    rows = (
+        ("state", job.state.value + (f" ({progress.why})" if progress.why else "")),
+        ("known", silence_words(job)),
+        ("exit code", "" if job.exit_code is None else str(job.exit_code)),
+        ("scheduler id", progress.scheduler_id),
+        ("tasks", ", ".join(f"{count} {state}" for state, count in progress.tasks.items())),
+        ("continues", job.previous or job.resumes),
+        ("restarted", restarts and f"{plural(restarts, 'time')} by the scheduler"),
         ("size", f"{size}, {limit}" + (f", {request.queue}" if request.queue else "")),
         ("submitted", _stamp(job.submitted_at)),
-    ]
-    if progress.started_at is not None:
-        ran = _ran(job)
-        rows.append(("started", _stamp(progress.started_at) + (f", ran {ran}" if ran else "")))
-    rows += [
+        ("started", f"{started}, ran {ran}" if ran else started),
         ("script", str(job.script_path)),
         ("log", log_words(job)),
         ("next", next_step(job, continued_by)),
-    ]
-    return [f"{job.id}  {job.name}", *(f"  {label:<13}{value}" for label, value in rows)]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
+    )
+    return [f"{job.id}  {job.name}", *(f"  {label:<13}{text}" for label, text in rows if text)]
 
 
 def _stamp(at: float) -> str:
@@ -204,6 +184,84 @@ def _ran(job: Job) -> str:
     if started_at is None or ended_at is None:
         return ""
     return clock(round(max(0.0, ended_at - started_at)) / 60)
+
+
+GAP = 2
+FILE_WIDTH = 200
+
+
+def screen() -> Console:
+    """Return the console: as wide as the terminal, or wide if there is none."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    return console
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        least: the least width in terminal columns; None: it cannot be shortened.
+        value: columns with the least value are omitted first; None: never.
+        wraps: whether it is wrapped instead of truncated.
+        right: whether it is right-aligned, for numbers.
+    """
+
+    title: str
+    least: int | None = None
+    value: int | None = None
+    wraps: bool = False
+    right: bool = False
+
+
+def fitting_table(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> Table:
+    """Return a table with at most this width in terminal columns.
+
+    Columns are shortened, from the last to the first; if that is not enough, columns are omitted,
+    and the remaining ones are wrapped.
+    """
+    full, least = {}, {}
+    for i, column in enumerate(columns):
+        full[i] = max([Text(column.title).cell_len, *(row[i].cell_len for row in rows)])
+        least[i] = full[i] if column.least is None else min(column.least, full[i])
+    shown = list(full)
+    while sum(least[i] + GAP for i in shown) - GAP > width:
+        optional = [i for i in shown if columns[i].value is not None]
+        if not optional:
+            break
+        shown.remove(min(optional, key=lambda i: columns[i].value or 0))
+    over = sum(full[i] + GAP for i in shown) - GAP - width
+    given = {}
+    for i in reversed(shown):
+        given[i] = full[i] - min(max(0, over), full[i] - least[i])
+        over -= full[i] - given[i]
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
+    for i in shown:
+        table.add_column(
+            columns[i].title,
+            justify="right" if columns[i].right else "left",
+            width=None if over > 0 else given[i],
+            no_wrap=over <= 0 and not columns[i].wraps,
+            overflow="ellipsis" if over <= 0 else "fold",
+        )
+    for row in rows:
+        table.add_row(*(row[i] for i in shown))
+    return table
+
+
+_COLUMNS = (
+    Column("job"),
+    Column("name", least=10),
+    Column("state"),
+    Column("exit", right=True),
+    Column("nodes", value=3, right=True),
+    Column("ranks", value=1, right=True),
+    Column("submitted", value=4),
+    Column("ran", value=2),
+    Column("why", least=16, value=5),
+)
 
 
 def table(jobs: Iterable[Job], width: int) -> Table:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from qsgd_hpc.jobs.placement.seats import Node, Seat
 from qsgd_hpc.jobs.sites.profile import Site
-from qsgd_hpc.jobs.words import listing
+from qsgd_hpc.jobs.words import listing, plural
 from qsgd_hpc.launch.place import cpu_list
 
 __all__ = ["Fault", "job_faults", "node_faults", "ranks_named"]
@@ -192,6 +192,6 @@ def _too_many_threads(node: Node) -> Iterator[Fault]:
         least = min(len(node.cores(seat.cpus)) for seat in crowded)
         yield Fault(
             f"{ranks_named(seat.local_rank for seat in crowded)}: OMP_NUM_THREADS="
-            f"{crowded[0].omp_threads} for {least} core{'' if least == 1 else 's'}",
+            f"{crowded[0].omp_threads} for {plural(least, 'core')}",
             f"Use --env OMP_NUM_THREADS={least}, or give each rank more cores.",
         )

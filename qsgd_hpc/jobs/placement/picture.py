@@ -12,6 +12,7 @@ from rich.text import Text
 
 from qsgd_hpc.jobs.placement.faults import ranks_named
 from qsgd_hpc.jobs.placement.seats import Domain, Node, Seat
+from qsgd_hpc.jobs.words import plural
 from qsgd_hpc.launch.place import cpu_list
 
 __all__ = ["WIDTH", "alike", "draw", "draw_node", "same_threads", "to_ascii"]
@@ -53,7 +54,7 @@ def draw(nodes: Sequence[Node], planned: Node | None = None) -> Text:
 
 
 def _count(node: Node) -> str:
-    ranks = f"{len(node.seats)} rank{'' if len(node.seats) == 1 else 's'}"
+    ranks = plural(len(node.seats), "rank")
     ranks += f", {threads} threads each" if (threads := same_threads(node)) else ""
     first, last = node.seats[0], node.seats[-1]
     if first.rank == first.local_rank:

@@ -128,21 +128,19 @@ def expected(site: Site, request: JobRequest) -> Node:
     """
     domains = _domains_of(site)
     threads = _threads(site, domains)
-    taken = {**site.env, **request.env}
-    seats = []
-    for local_rank in range(request.ranks_per_node or 1):
-        seats.append(
-            Seat(
-                rank=local_rank,
-                local_rank=local_rank,
-                cpus=_cpus(site, request, local_rank, threads),
-                gpu=_value(_gpus(site, request), request, local_rank),
-                nic=_nic(site, request, local_rank),
-                omp_threads=int(text) if (text := taken.get("OMP_NUM_THREADS", "")).isdigit()
-                else None,
-            )
-        )  # fmt: skip
-    return Node(site.name, tuple(seats), domains, threads)
+    omp_threads = {**site.env, **request.env}.get("OMP_NUM_THREADS", "")
+    seats = tuple(
+        Seat(
+            rank=local_rank,
+            local_rank=local_rank,
+            cpus=_cpus(site, request, local_rank, threads),
+            gpu=_value(_gpus(site, request), request, local_rank),
+            nic=_nic(site, request, local_rank),
+            omp_threads=int(omp_threads) if omp_threads.isdigit() else None,
+        )
+        for local_rank in range(request.ranks_per_node or 1)
+    )
+    return Node(site.name, seats, domains, threads)
 
 
 def _value(values: tuple[str, ...], request: JobRequest, local_rank: int) -> str | None:
@@ -165,7 +163,7 @@ def _nic(site: Site, request: JobRequest, local_rank: int) -> str | None:
 
 def _threads(site: Site, domains: tuple[Domain, ...]) -> Threads:
     count = len(frozenset().union(*(domain.cpus for domain in domains)))
-    per_core = (site.hwthreads or site.cores or 1) // (site.cores or 1) or 1
+    per_core = site.threads_per_core
     return Threads(per_core, max(1, count // per_core)) if per_core > 1 else Threads()
 
 

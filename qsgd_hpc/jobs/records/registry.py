@@ -74,13 +74,9 @@ def ids() -> list[str]:
     found = []
     for entry in os.scandir(root):
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-            if _is_job(entry):
+            if _ID.fullmatch(entry.name) and (root / entry.name / "request.json").is_file():
                 found.append((entry.stat().st_ctime_ns, entry.name))
     return [name for _, name in sorted(found, key=lambda pair: (number(pair[1]), pair[0]))]
-
-
-def _is_job(entry: os.DirEntry[str]) -> bool:
-    return _ID.fullmatch(entry.name) is not None and (Path(entry.path) / "request.json").is_file()
 
 
 def create(

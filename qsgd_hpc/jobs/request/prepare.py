@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from qsgd_hpc import env
@@ -24,8 +24,9 @@ from qsgd_hpc.jobs.request.validate import (
     home_faults,
     request_faults,
     site_faults,
+    site_notes,
 )
-from qsgd_hpc.jobs.schedulers.slurm_clusters import with_choice
+from qsgd_hpc.jobs.schedulers.slurm_answers import with_choice
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.jobs.words import did_you_mean
 from qsgd_hpc.launch.cluster import parse as parse_network
@@ -44,8 +45,10 @@ RUN_MODULE = (
 )
 
 
-def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
-    """Return the filled request and its site.
+def prepare(
+    request: JobRequest, *, dry_run: bool, tell: Callable[[str], object] = lambda _note: None
+) -> tuple[JobRequest, Site]:
+    """Return the filled request and its site; call ``tell`` with each note about the site.
 
     Raises:
         UsageError: all faults together; with ``dry_run``, a missing scheduler is not a fault.
@@ -62,7 +65,7 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
         faults.append(str(error))
     filled = request
     if site is not None:
-        filled = complete(fill(request, site, {"account": env.get("QSGD_ACCOUNT")}))
+        filled = complete(fill(request, site, env.get("QSGD_ACCOUNT")))
         if site.scheduler == "slurm":
             filled = with_choice(filled, os.environ)
         faults += site_faults(filled, site)
@@ -86,7 +89,10 @@ def prepare(request: JobRequest, *, dry_run: bool) -> tuple[JobRequest, Site]:
     site = site.at(filled.queue)
     if sites.serves(site.scheduler):
         site = fit_launcher(filled, site)
-    return filled, site if dry_run else noted(filled, site)
+    site = site if dry_run else noted(filled, site)
+    for note in site_notes(filled, site):
+        tell(note)
+    return filled, site
 
 
 def _command_faults(site: Site) -> Iterator[str]:

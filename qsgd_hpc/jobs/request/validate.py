@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from qsgd_hpc.errors import UsageError
@@ -50,19 +50,17 @@ STOP_BEFORE_MIN, STOP_BEFORE_SHARE = 5.0, 0.1
 TASKS_CEILING = 10_000
 
 
-def fill(
-    request: JobRequest, site: Site, variables: Mapping[str, str | None] | None = None
-) -> JobRequest:
+def fill(request: JobRequest, site: Site, own_account: str | None = None) -> JobRequest:
     """Return the request with all defaults filled in: argument, environment, profile, default.
 
     Args:
         request: the user's request.
         site: the profile.
-        variables: ``{"account": ...}`` from the environment, if set there.
+        own_account: the account of the environment, if set there.
     """
     # That of the environment is meant for batch jobs; one given for this machine is noted.
-    known = {} if site.scheduler == "local" else variables or {}
-    account = request.account or known.get("account") or site.default_account
+    known = None if site.scheduler == "local" else own_account
+    account = request.account or known or site.default_account
     if account and site.account_suffix and not account.endswith(site.account_suffix):
         account += site.account_suffix
     walltime_min = request.walltime_min
@@ -182,9 +180,7 @@ def _array_and_chain(request: JobRequest, site: Site) -> Iterator[str]:
         ]
         remedy = f", or use --queue {listing(others)}" if others else ""
         yield f"{what} does not allow job dependencies. Remove {flag}{remedy}."
-    elif fault := crowd_fault(
-        site, queue, request.chain, len(request.tasks), request.nodes, request.walltime_min
-    ):
+    elif fault := crowd_fault(site, queue, request):
         yield fault
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.endings import WALLTIME, exit_words
+from qsgd_hpc.jobs.records.events import WALLTIME, exit_words
 from qsgd_hpc.jobs.schedulers.command import (
     Answer,
     Dependency,
@@ -25,13 +25,7 @@ from qsgd_hpc.jobs.schedulers.command import (
     refusal,
     submitted,
 )
-from qsgd_hpc.jobs.schedulers.progress import (
-    merged,
-    silent,
-    unclear,
-    unconfirmed,
-    unknown,
-)
+from qsgd_hpc.jobs.schedulers.progress import merged, silent, unclear, unconfirmed, unknown
 
 __all__ = ["cancel", "find", "parse_log", "parse_qstat", "parse_qsub", "refresh", "submit"]
 

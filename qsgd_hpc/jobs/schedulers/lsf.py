@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.endings import (
+from qsgd_hpc.jobs.records.events import (
     NO_MEMORY,
     NOT_MET,
     PREEMPTED,
     WALLTIME,
     exit_words,
     node_words,
+    task_progress,
 )
-from qsgd_hpc.jobs.records.events import task_progress
 from qsgd_hpc.jobs.schedulers.command import (
     Answer,
     Dependency,

@@ -10,7 +10,7 @@ from typing import Any
 
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.endings import NO_MEMORY, NOT_MET, WALLTIME, exit_words, node_words
+from qsgd_hpc.jobs.records.events import NO_MEMORY, NOT_MET, WALLTIME, exit_words, node_words
 from qsgd_hpc.jobs.records.registry import write_file
 from qsgd_hpc.jobs.schedulers.command import (
     Answer,
@@ -334,10 +334,7 @@ def _progress(fields: Mapping[str, Any]) -> Progress | None:
     started = epoch_s(_text(fields, "stime"), TIME_FORMAT)
     if letter in _RUNNING:
         return Progress(
-            JobState.RUNNING,
-            why=_RUNNING[letter],
-            started_at=started,
-            restarts=max(runs - 1, 0),
+            JobState.RUNNING, why=_RUNNING[letter], started_at=started, restarts=max(runs - 1, 0)
         )
     if letter in ("F", "X"):
         ending = _ending(fields)

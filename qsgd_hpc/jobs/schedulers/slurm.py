@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.endings import node_words
-from qsgd_hpc.jobs.records.events import task_progress
+from qsgd_hpc.jobs.records.events import node_words, task_progress
 from qsgd_hpc.jobs.schedulers.command import (
     Answer,
     Dependency,
@@ -42,16 +41,14 @@ from qsgd_hpc.jobs.schedulers.slurm_answers import (
     SQUEUE_COLUMNS,
     TIME_FORMAT,
     Squeue,
-    hosts,
-    parse_sacct,
-    parse_squeue,
-)
-from qsgd_hpc.jobs.schedulers.slurm_clusters import (
     candidates,
     cluster_name,
     cluster_of,
+    hosts,
     number_of,
     option,
+    parse_sacct,
+    parse_squeue,
     within,
 )
 from qsgd_hpc.jobs.words import listing
@@ -122,19 +119,11 @@ _ALWAYS = frozenset({"SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_WAIT"})
 _REQUEUE = ("SBATCH_REQUEUE", "SBATCH_NO_REQUEUE")
 _DIRECTIVE = re.compile(r"#SBATCH\s+(?:--([a-z][a-z-]*)|-([A-Za-z]))")
 _LETTERS = {
-    "A": "account",
-    "C": "constraint",
-    "J": "job-name",
-    "p": "partition",
-    "q": "qos",
-    "t": "time",
+    **{"A": "account", "C": "constraint", "J": "job-name"},
+    **{"p": "partition", "q": "qos", "t": "time"},
 }
 # Other variables are named as their option.
-_NAMED = {
-    "time": ("SBATCH_TIMELIMIT",),
-    "requeue": _REQUEUE,
-    "no-requeue": _REQUEUE,
-}
+_NAMED = {"time": ("SBATCH_TIMELIMIT",), "requeue": _REQUEUE, "no-requeue": _REQUEUE}
 # How Slurm is reached, whatever job this is.
 _OF_THE_MACHINE = re.compile(r"SLURM_(CONF\w*|JWT|SACK\w*)")
 

@@ -187,14 +187,13 @@ def _fields(request: JobRequest, site: Site) -> dict[str, int]:
     """Return the values of {name} fields in launcher.argv and directives."""
     per_node = request.ranks_per_node or 1
     depth = cores_per_rank(request, site)
-    threads_per_core = (site.hwthreads or 1) // (site.cores or 1) or 1
     return {
         "nodes": request.nodes,
         "ranks": request.ranks,
         "ranks_per_node": per_node,
         "gpus": site.gpus,
         "depth": depth,
-        "cpus_per_rank": depth * threads_per_core,
+        "cpus_per_rank": depth * site.threads_per_core,
     }
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsgd_hpc.errors import LaunchError, UsageError
-from qsgd_hpc.jobs.sites import live
-from qsgd_hpc.jobs.sites.choice import Host, is_login_host, usable
+from qsgd_hpc.jobs.sites import Host, is_login_host, live, usable
 from qsgd_hpc.jobs.sites.live import Live, LiveQueue
 from qsgd_hpc.jobs.sites.merge import Merged, dotted, merged, unconfirmed
 from qsgd_hpc.jobs.sites.profile import Queue, Site, build
@@ -109,12 +108,8 @@ class Difference:
     change: str
 
 
-def differences(site: Site, live: Live) -> list[Difference]:
-    """Return the differences; values that the machine does not report are not compared."""
-    return list(_differences(site, live))
-
-
-def _differences(site: Site, live: Live) -> Iterator[Difference]:
+def differences(site: Site, live: Live) -> Iterator[Difference]:
+    """Yield the differences; values that the machine does not report are not compared."""
     if site.nodes and live.nodes and site.nodes != live.nodes:
         yield _simple(("nodes",), site.nodes, live.nodes)
     nodes = list(_node(site, live.cpus, live.gpus, None))

@@ -255,6 +255,11 @@ class Site:
         return partition or queue, qos
 
     @property
+    def threads_per_core(self) -> int:
+        """Hardware threads of a core, at least 1; the same on all nodes of a site."""
+        return (self.hwthreads or 1) // (self.cores or 1) or 1
+
+    @property
     def libraries_in_use(self) -> tuple[Library, ...]:
         """The libraries whose variables, folders and directives a job gets."""
         return tuple(each for each in self.libraries if each.use)
@@ -272,14 +277,12 @@ class Site:
             return self
         gpus = self.gpus if found.gpus is None else found.gpus
         cores = self.cores if found.cores is None else found.cores
-        # The number of threads per core is the same on all nodes of a site.
-        per_core = (self.hwthreads or 1) // (self.cores or 1) or 1
         return replace(
             self,
             gpus=gpus,
             gpu=self.gpu if gpus == self.gpus else None,
             cores=cores,
-            hwthreads=cores * per_core if cores and self.hwthreads else None,
+            hwthreads=cores * self.threads_per_core if cores and self.hwthreads else None,
         )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.sites.profile import LIMITS, Queue, Site
-from qsgd_hpc.jobs.words import clock, counted, did_you_mean, listing
+from qsgd_hpc.jobs.words import clock, counted, did_you_mean, listing, plural
 
 __all__ = ["AUTO", "crowd_fault", "limit_words", "pick", "queue_faults", "remark"]
 
@@ -83,20 +84,13 @@ def queue_faults(
     return misfits
 
 
-def crowd_fault(
-    site: Site, queue: Queue, chain: int, tasks: int, nodes: int, walltime_min: float | None
-) -> str | None:
+def crowd_fault(site: Site, queue: Queue, request: JobRequest) -> str | None:
     """Return why the queue cannot accept all parts of a chain, or tasks of an array, at once.
 
-    Args:
-        site: the site.
-        queue: a queue that accepts each of them.
-        chain: number of parts; 1: no chain.
-        tasks: number of tasks; 1: no array.
-        nodes: nodes of each.
-        walltime_min: walltime of each, in minutes.
+    The queue accepts each of them.
     """
-    jobs = max(chain, tasks)
+    chain, nodes, walltime_min = request.chain, request.nodes, request.walltime_min
+    jobs = max(chain, len(request.tasks))
     limit = _waiting_limit(site, queue, nodes, walltime_min)
     if limit is None or jobs <= (most := min(limit.values())):
         return None
@@ -151,7 +145,7 @@ def _misfits(site: Site, queue: Queue, nodes: int, walltime_min: float | None) -
         return
     low, high = queue.walltime_min[0], queue.longest_min(nodes)
     if not low <= walltime_min <= high:
-        size = f" for {_nodes(nodes)}" if queue.bins and in_nodes else ""
+        size = f" for {plural(nodes, 'node')}" if queue.bins and in_nodes else ""
         yield (
             f"{what} accepts walltimes of {clock(low)} to {clock(high)}{size}, not "
             f"{clock(walltime_min)}."
@@ -236,8 +230,5 @@ def _range(low: int, high: int) -> str:
 
 
 def _size(nodes: int, walltime_min: float | None) -> str:
-    return _nodes(nodes) if walltime_min is None else f"{_nodes(nodes)} for {clock(walltime_min)}"
-
-
-def _nodes(nodes: int) -> str:
-    return f"{nodes} node{'s' if nodes != 1 else ''}"
+    count = plural(nodes, "node")
+    return count if walltime_min is None else f"{count} for {clock(walltime_min)}"

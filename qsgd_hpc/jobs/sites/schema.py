@@ -22,16 +22,8 @@ __all__ = ["LAUNCH_FIELDS", "overlaid", "profile_faults"]
 
 # Valid names in {name} fields of launcher.argv and directives; script/render.py sets the values.
 LAUNCH_FIELDS = (
-    "nodes",
-    "ranks",
-    "ranks_per_node",
-    "gpus",
-    "depth",
-    "cpus_per_rank",
-    "python",
-    "qsgd_hpc",
-    "label",
-    "network",
+    *("nodes", "ranks", "ranks_per_node", "gpus", "depth", "cpus_per_rank"),
+    *("python", "qsgd_hpc", "label", "network"),
 )
 
 

@@ -23,11 +23,20 @@ from types import FrameType
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.cluster import enter
-from qsgd_hpc.launch.cluster.links import add_hosts, drained_bytes, sent_bytes
-from qsgd_hpc.launch.cluster.namespaces import Namespaces, become_private, hide_file
+from qsgd_hpc.launch.cluster.links import (
+    ClusterError,
+    add_hosts,
+    drained_bytes,
+    reached_bits_s,
+    sent_bytes,
+)
+from qsgd_hpc.launch.cluster.namespaces import (
+    Namespaces,
+    become_private,
+    explain_namespaces,
+    hide_file,
+)
 from qsgd_hpc.launch.cluster.network import Network, hosts_file
-from qsgd_hpc.launch.cluster.obstacles import ClusterError, explain_namespaces
-from qsgd_hpc.launch.cluster.probe import reached_bits_s
 from qsgd_hpc.launch.mpi import end_with_parent, prepare_mpiexec
 from qsgd_hpc.launch.supervise import NETWORK, encode
 
@@ -92,7 +101,9 @@ def main() -> None:
     parent = os.getppid()
     try:
         cluster = _Cluster(task)
-        _end_with(parent)
+        end_with_parent()  # only now, because new credentials clear it
+        if os.getppid() != parent:
+            sys.exit(143)
         if task.trial:
             return
         code = cluster.run(mpiexec)
@@ -102,13 +113,6 @@ def main() -> None:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)
-
-
-def _end_with(parent: int) -> None:
-    """Request SIGTERM for the launcher's death; called late, because new credentials clear it."""
-    end_with_parent()
-    if os.getppid() != parent:
-        sys.exit(143)
 
 
 class _Cluster:

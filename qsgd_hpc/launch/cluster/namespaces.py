@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Namespaces", "become_private", "drop_rights", "hide_file", "new_host", "within_network"]
+__all__ = [
+    "Namespaces",
+    "become_private",
+    "drop_rights",
+    "explain_namespaces",
+    "hide_file",
+    "new_host",
+    "within_network",
+]
 
 NEWNS, NEWUTS, NEWIPC = 0x00020000, 0x04000000, 0x08000000
 NEWUSER, NEWNET = 0x10000000, 0x40000000
@@ -72,7 +81,7 @@ def become_private() -> None:
     this process starts inherit them.
 
     Raises:
-        OSError: this system does not permit it; see obstacles.py.
+        OSError: this system does not permit it; see explain_namespaces.
     """
     if os.geteuid() == 0:
         with contextlib.suppress(PermissionError):
@@ -124,3 +133,30 @@ def new_host(name: str) -> None:
 def hide_file(path: Path, by: Path) -> None:
     """Mount the file ``by`` over ``path``, in this process's mount namespace."""
     _call("mount", os.fsencode(by), os.fsencode(path), None, _MS_BIND, None)
+
+
+def explain_namespaces(error: OSError) -> str:
+    """Return why this user cannot create namespaces, and what an administrator can do."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return (
+            f"--network: {error.strerror}; each host needs four open files: use ulimit -n "
+            "4096, or fewer hosts"
+        )
+    why = f"--network needs namespaces, which this system denies you ({error.strerror})"
+    if error.errno == errno.ENOSPC or _value("user/max_user_namespaces") == "0":
+        return f"{why}; root: sysctl user.max_user_namespaces=10000"
+    if _value("kernel/unprivileged_userns_clone") == "0":
+        return f"{why}; root: sysctl kernel.unprivileged_userns_clone=1"
+    if _value("kernel/apparmor_restrict_unprivileged_userns") == "1":
+        return f"{why}; root: sysctl kernel.apparmor_restrict_unprivileged_userns=0"
+    return (
+        f"{why}; a container needs --cap-add SYS_ADMIN --cap-add NET_ADMIN (Docker, Podman), or "
+        "run on the machine itself"
+    )
+
+
+def _value(name: str) -> str | None:
+    try:
+        return (Path("/proc/sys", name)).read_text().strip()
+    except OSError:
+        return None

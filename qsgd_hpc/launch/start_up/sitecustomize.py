@@ -215,8 +215,7 @@ def _note_loading(module: Any) -> None:
 
 
 def _write_record() -> None:
-    measured = sys.modules.get("qsgd_hpc.torch.ddp.measured")
-    if measured is not None:
+    if measured := sys.modules.get("qsgd_hpc.torch.ddp.measured"):
         measured.write_record()
 
 
@@ -239,14 +238,18 @@ def _is_spawned(group: Any) -> bool:
     return parent_process() is not None and group.is_available() and group.is_initialized()
 
 
+def _report(text: str) -> None:
+    sys.stderr.write(f"qsgd-hpc: {text}\n")
+    sys.stderr.flush()
+
+
 def _report_spawned(rank: int) -> None:
     """Report, on one of the processes that a rank has started, that the other ranks do so, too."""
     if rank == 0:
-        sys.stderr.write(
-            f"qsgd-hpc: {_STARTED} ranks were started, and the script starts its ranks itself, on "
-            "each of them: start it with -np 1\n"
+        _report(
+            f"{_STARTED} ranks were started, and the script starts its ranks itself, on each of "
+            "them: start it with -np 1"
         )
-        sys.stderr.flush()
 
 
 def _report_unless_joined(joined: tuple[int, str]) -> bool:
@@ -255,11 +258,10 @@ def _report_unless_joined(joined: tuple[int, str]) -> bool:
     if str(many) == _STARTED:
         return False
     alone = "each trains separately" if many == 1 else f"this one trains with {many - 1} others"
-    sys.stderr.write(
-        f"qsgd-hpc: {_STARTED} ranks were started, but {alone}: {remedy}. "
-        "If this is intended, use --no-torchrun\n"
+    _report(
+        f"{_STARTED} ranks were started, but {alone}: {remedy}. If this is intended, use "
+        "--no-torchrun"
     )
-    sys.stderr.flush()
     return True
 
 
@@ -277,18 +279,16 @@ def _report_compiled(optimizer: Any) -> bool:
     module: Any = sys.modules.get("torch.nn.parallel.distributed")
     told = False
     for model in list(getattr(module, "qsgd_undecided", ())):
-        if getattr(model, "_qsgd_decided", False) or getattr(model, "_comm_hooks", ()):
+        decided = getattr(model, "_qsgd_decided", False) or getattr(model, "_comm_hooks", ())
+        if decided or (any(p.grad is not None for p in model.parameters()) and _trains(optimizer)):
             module.qsgd_undecided.discard(model)
-        elif any(p.grad is not None for p in model.parameters()) and _trains(optimizer):
-            module.qsgd_undecided.discard(model)
-            told = told or model.process_group.size() > 1
+            told = told or (not decided and model.process_group.size() > 1)
     if told:
-        sys.stderr.write(
-            f"qsgd-hpc: --bits {os.environ['QSGD_BITS']} does not compress a DDP model that is "
-            "compiled, or whose module is called directly: call compress(model, bits) before its "
-            "first pass, or compile it before DDP wraps it\n"
+        _report(
+            f"--bits {os.environ['QSGD_BITS']} does not compress a DDP model that is compiled, or "
+            "whose module is called directly: call compress(model, bits) before its first pass, "
+            "or compile it before DDP wraps it"
         )
-        sys.stderr.flush()
     return told
 
 
@@ -309,10 +309,7 @@ def _report_uncompressed(optimizer: Any) -> None:
             "it compresses what DistributedDataParallel averages, not all_reduce() or "
             "FullyShardedDataParallel"
         )
-    sys.stderr.write(
-        f"qsgd-hpc: --bits {bits} compressed nothing up to the first optimizer step: {reason}\n"
-    )
-    sys.stderr.flush()
+    _report(f"--bits {bits} compressed nothing up to the first optimizer step: {reason}")
 
 
 def _explain(kind: Any, value: Any, traceback: Any) -> None:
@@ -323,28 +320,27 @@ def _explain(kind: Any, value: Any, traceback: Any) -> None:
         f"{n}={environ[n]}" for n in environ if n.endswith(("_VISIBLE_DEVICES", "_AFFINITY_MASK"))
     ]
     if "invalid device ordinal" in text:
-        sys.stderr.write(
-            f"qsgd-hpc: LOCAL_RANK={environ.get('LOCAL_RANK')} is not a GPU that this rank "
-            f"sees{' (' + ', '.join(seen) + ')' if seen else ''}: start at most one rank per "
-            "GPU on a node (--ranks-per-node), and make all GPUs visible to each rank "
-            "(--gpu-view all)\n"
+        _report(
+            f"LOCAL_RANK={environ.get('LOCAL_RANK')} is not a GPU that this rank sees"
+            f"{' (' + ', '.join(seen) + ')' if seen else ''}: start at most one rank per GPU on a "
+            "node (--ranks-per-node), and make all GPUs visible to each rank (--gpu-view all)"
         )
     elif _BITS and "register_comm_hook" in text and "only be called once" in text:
-        sys.stderr.write(
-            "qsgd-hpc: --bits has registered a hook at the model's first forward pass: register "
-            "the script's hook before that pass, or omit --bits\n"
+        _report(
+            "--bits has registered a hook at the model's first forward pass: register the script's "
+            "hook before that pass, or omit --bits"
         )
     elif "doesn't have MPI built in" in text:
-        sys.stderr.write(
-            'qsgd-hpc: PyTorch needs no MPI to connect these ranks: use backend="gloo" on CPUs, '
-            '"nccl" on GPUs, or leave the backend out\n'
+        _report(
+            'PyTorch needs no MPI to connect these ranks: use backend="gloo" on CPUs, "nccl" on '
+            "GPUs, or leave the backend out"
         )
     elif _BESIDE and kind.__name__ == "ProcessRaisedException" and "distributed" in text:
         _report_spawned(0)
     elif _is_meeting_port(text, environ.get("MASTER_PORT", "")):
-        sys.stderr.write(
-            f"qsgd-hpc: MASTER_PORT={environ.get('MASTER_PORT')} is in use by another process "
-            f"on {environ.get('MASTER_ADDR')}: unset it, and the run reserves a port\n"
+        _report(
+            f"MASTER_PORT={environ.get('MASTER_PORT')} is in use by another process on "
+            f"{environ.get('MASTER_ADDR')}: unset it, and the run reserves a port"
         )
 
 

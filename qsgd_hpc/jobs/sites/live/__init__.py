@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.schedulers.command import ask
 
-__all__ = ["ASKED", "Live", "LiveQueue", "answer_of", "look", "together", "tried"]
+__all__ = ["ASKED", "Live", "LiveQueue", "answer_of", "look", "number_of", "together", "tried"]
 
 T = TypeVar("T")
 
@@ -65,6 +65,12 @@ class Live:
 def together(numbers: Iterable[int | None]) -> tuple[int, ...]:
     """Return the known numbers, each once, in ascending order."""
     return tuple(sorted({number for number in numbers if number is not None}))
+
+
+def number_of(value: object) -> int | None:
+    """Return an integer that is written as such; all other words, such as UNLIMITED, are None."""
+    text = str(value)
+    return int(text) if text.isdigit() else None
 
 
 def answer_of(argv: Sequence[str]) -> str:

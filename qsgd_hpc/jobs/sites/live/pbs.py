@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs.sites.live import Live, LiveQueue, answer_of, together, tried
+from qsgd_hpc.jobs.sites.live import Live, LiveQueue, answer_of, number_of, together, tried
 
 __all__ = ["look", "parse_nodes", "parse_queues", "parse_server"]
 
@@ -58,7 +58,7 @@ def _queue(name: str, facts: Mapping[str, Any]) -> LiveQueue:
     runs = facts.get("enabled") == "True" and facts.get("started") == "True"
     return LiveQueue(
         name,
-        nodes=(_number(least.get("nodect")), _number(most.get("nodect"))),
+        nodes=(number_of(least.get("nodect")), number_of(most.get("nodect"))),
         walltime_min=(_minutes(least.get("walltime")), _minutes(most.get("walltime"))),
         routes=_words(facts.get("route_destinations")),
         route_only=facts.get("from_route_only") == "True",
@@ -84,8 +84,8 @@ def parse_nodes(answer: Mapping[str, Any]) -> tuple[int, tuple[int, ...], tuple[
     for name, facts in answer.get("nodes", {}).items():
         resources = facts.get("resources_available", {})
         host = str(resources.get("host", name))
-        cpus[host] = cpus.get(host, 0) + (_number(resources.get("ncpus")) or 0)
-        gpus[host] = gpus.get(host, 0) + (_number(resources.get("ngpus")) or 0)
+        cpus[host] = cpus.get(host, 0) + (number_of(resources.get("ncpus")) or 0)
+        gpus[host] = gpus.get(host, 0) + (number_of(resources.get("ngpus")) or 0)
     return len(cpus), together(n or None for n in cpus.values()), together(gpus.values())
 
 
@@ -93,14 +93,9 @@ def _words(value: object) -> tuple[str, ...]:
     return tuple(re.findall(r"[^\s,:]+", value)) if isinstance(value, str) else ()
 
 
-def _number(value: object) -> int | None:
-    text = str(value)
-    return int(text) if text.isdigit() else None
-
-
 def _minutes(value: object) -> float | None:
     """Return the minutes of ``01:00:00`` or of a number of seconds; else None."""
-    if (seconds := _number(value)) is not None:
+    if (seconds := number_of(value)) is not None:
         return seconds / 60
     match = re.fullmatch(r"(\d+):(\d+):(\d+)", str(value))
     return int(match[1]) * 60 + int(match[2]) + int(match[3]) / 60 if match else None

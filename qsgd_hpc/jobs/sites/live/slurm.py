@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from qsgd_hpc.jobs.sites.live import Live, LiveQueue, answer_of, together, tried
+from qsgd_hpc.jobs.sites.live import Live, LiveQueue, answer_of, number_of, together, tried
 
 __all__ = ["look", "parse_gpus", "parse_partitions", "parse_qos", "slurm_minutes"]
 
@@ -50,11 +50,11 @@ def parse_partitions(text: str) -> tuple[dict[str, LiveQueue], str | None, int |
         if facts.get("Default") == "YES":
             default = name
         node_lists.add(facts.get("Nodes"))
-        total, cpus = _number(facts.get("TotalNodes")), _number(facts.get("TotalCPUs"))
-        most = _number(facts.get("MaxNodes"))
+        total, cpus = number_of(facts.get("TotalNodes")), number_of(facts.get("TotalCPUs"))
+        most = number_of(facts.get("MaxNodes"))
         queues[name] = LiveQueue(
             name,
-            nodes=(max(1, _number(facts.get("MinNodes")) or 1), total if most is None else most),
+            nodes=(max(1, number_of(facts.get("MinNodes")) or 1), total if most is None else most),
             walltime_min=(None, slurm_minutes(facts.get("MaxTime", ""))),
             is_open=_is_open(facts),
             total_nodes=total,
@@ -102,11 +102,6 @@ def parse_qos(text: str) -> dict[str, LiveQueue]:
 def _tres_nodes(text: str) -> int | None:
     match = re.search(r"(?:^|,)node=(\d+)", text)
     return int(match[1]) if match else None
-
-
-def _number(text: str | None) -> int | None:
-    """Return an integer; UNLIMITED and all other words are None."""
-    return int(text) if text is not None and text.isdigit() else None
 
 
 def slurm_minutes(text: str) -> float | None:

@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from qsgd_hpc.launch.seat import seat_of
+from qsgd_hpc.runtime.roll_call import seat_of
 
 SLURM = {
     "SLURM_JOB_ID": "7",
