@@ -310,7 +310,8 @@ def _report_uncompressed(optimizer: Any) -> None:
             "FullyShardedDataParallel"
         )
     sys.stderr.write(
-        f"qsgd-hpc: --bits {bits} compressed nothing up to the first optimizer step: {reason}\n"
+        f"qsgd-hpc: --bits {bits} compressed nothing on rank 0 up to the first optimizer step: "
+        f"{reason}\n"
     )
     sys.stderr.flush()
 
