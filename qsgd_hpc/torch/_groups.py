@@ -64,8 +64,9 @@ def hook_states(model: Any) -> list[Any]:
     return states or ([None] if model._get_ddp_logging_data().get("comm_hook") else [])
 
 
-def say(text: str) -> None:
-    """Print a line for the user, only on rank 0 of torch.distributed."""
-    if dist.get_rank() == 0:
-        sys.stderr.write(f"qsgd-hpc: {text}\n")
+def say(text: str, group: Any = None) -> None:
+    """Print a line for the user, only on the first rank of a process group; None: of all ranks."""
+    if dist.get_rank(group) == 0:
+        rank = dist.get_rank()
+        sys.stderr.write(f"qsgd-hpc: {f'rank {rank}: ' if rank else ''}{text}\n")
         sys.stderr.flush()

@@ -55,19 +55,22 @@ def compress_unasked(model: torch.nn.parallel.DistributedDataParallel) -> None:
             reason = _why_nothing(model, state.compression)
     global reported
     reported = True
+    group = model.process_group  # rank 0 may not be in it
     if reason is None:
-        say(f"DDP sends gradients in {bits} bits, with error feedback; the script has no hook")
+        text = f"DDP sends gradients in {bits} bits, with error feedback; the script has no hook"
+        say(text, group)
         if getattr(torch.optim.Optimizer, "qsgd_loaded", False):
             _say_once(
                 "the script has loaded an optimizer, but its checkpoint has no residuals: error "
-                "feedback starts from zero"
+                "feedback starts from zero",
+                group,
             )
     elif reason != _HOOK:
-        say(f"DDP sends gradients uncompressed, not in {bits} bits: {reason}")
+        say(f"DDP sends gradients uncompressed, not in {bits} bits: {reason}", group)
     elif type(own := hook_states(model)[-1]).__name__ != "QSGDState":
-        say(f"--bits {bits} has no effect: {reason}")
+        say(f"--bits {bits} has no effect: {reason}", group)
     elif own.bits != bits:
-        say(f"the script compresses in {own.bits} bits itself: --bits {bits} has no effect")
+        say(f"the script compresses in {own.bits} bits itself: --bits {bits} has no effect", group)
 
 
 def quantize_unasked(module: Any) -> None:
@@ -102,9 +105,9 @@ def _quantize(module: Any) -> None:
 
 
 @functools.cache
-def _say_once(text: str) -> None:
+def _say_once(text: str, group: Any = None) -> None:
     """Print a line once, also if several modules are outermost, as blocks without a root are."""
-    say(text)
+    say(text, group)
 
 
 def _scaler() -> Any:

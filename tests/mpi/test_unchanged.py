@@ -448,6 +448,35 @@ def test_bits_that_compress_nothing_are_told(
     assert (reason or "") in "".join(told)
 
 
+# Rank 0 trains another model, alone.
+WITHOUT_RANK_0 = (
+    """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+others = dist.new_group([1, 2])
+model = torch.nn.Linear(64, 64)
+if dist.get_rank() > 0:
+    model = DDP(model, process_group=others)
+model(torch.randn(4, 64)).sum().backward()
+torch.optim.SGD(model.parameters(), 0.1).step()
+"""
+    + END
+)
+
+
+@pytest.mark.one_mpi
+def test_models_of_a_group_without_rank_0_are_told(run_ranks, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(WITHOUT_RANK_0)
+    done = run_ranks(3, "--bits", "4", str(path))
+    assert done.returncode == 0, done.stderr
+    told = sorted(line for line in done.stderr.splitlines() if line.startswith("qsgd-hpc:"))
+    nothing, coded = told
+    assert nothing.startswith("qsgd-hpc: --bits 4 compressed nothing on rank 0 up to"), told
+    assert coded.startswith("qsgd-hpc: rank 1: DDP sends gradients in 4 bits"), told
+
+
 def test_bits_compress_whatever_order_a_script_wraps_its_models_in(run_ranks, tmp_path):
     path = tmp_path / "train.py"
     path.write_text(WRAPPED)

@@ -309,7 +309,7 @@ def _report_uncompressed(optimizer: Any) -> None:
             "it compresses what DistributedDataParallel averages, not all_reduce() or "
             "FullyShardedDataParallel"
         )
-    _report(f"--bits {bits} compressed nothing up to the first optimizer step: {reason}")
+    _report(f"--bits {bits} compressed nothing on rank 0 up to the first optimizer step: {reason}")
 
 
 def _explain(kind: Any, value: Any, traceback: Any) -> None:
