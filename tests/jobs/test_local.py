@@ -189,12 +189,14 @@ def test_a_job_survives_its_terminal(place: Path) -> None:
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-    command = f"{sys.executable} -m qsgd_hpc submit job.py; sleep 300"
+    command = f"{sys.executable} -m qsgd_hpc submit job.py; exec sleep 300"
     shell = subprocess.Popen(
         ["bash", "-c", command], stdin=slave, stdout=slave, stderr=slave, preexec_fn=own_terminal
     )
     os.close(slave)
-    until(lambda: registry.ids() and jobs.get("local-1").state is jobs.JobState.RUNNING)
+    # bash itself would first wait for its command.
+    until(lambda: Path(f"/proc/{shell.pid}/comm").read_text() == "sleep\n")
+    until(lambda: jobs.get("local-1").state is jobs.JobState.RUNNING)
     os.close(master)
     assert shell.wait(60) == -signal.SIGHUP
     (place / "terminal_is_gone").touch()
