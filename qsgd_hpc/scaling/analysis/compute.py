@@ -18,8 +18,8 @@ from qsgd_hpc.scaling.analysis.results import BREAKDOWN, COLUMNS, Analysis, Case
 from qsgd_hpc.scaling.analysis.stats import interval, ratio_interval
 from qsgd_hpc.scaling.analysis.verdicts import compressed_rows
 from qsgd_hpc.scaling.analysis.worth import break_even
-from qsgd_hpc.scaling.define.case import Case
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS, counts_for, global_batch
+from qsgd_hpc.scaling.define.study import Case
 from qsgd_hpc.scaling.store.attempts import Attempt, finished, throughput
 
 __all__ = ["COLUMNS", "Analysis", "analyse"]

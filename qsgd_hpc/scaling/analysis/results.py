@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.define.study import Case
 
 __all__ = [
     "BREAKDOWN",

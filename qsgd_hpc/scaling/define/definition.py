@@ -20,8 +20,7 @@ from qsgd_hpc.launch.cluster.network import NONE
 from qsgd_hpc.launch.cores import usable_cores
 from qsgd_hpc.scaling.define import workloads
 from qsgd_hpc.scaling.define.plan import equal_threads
-from qsgd_hpc.scaling.define.program import Program
-from qsgd_hpc.scaling.define.study import BITS, Study
+from qsgd_hpc.scaling.define.study import BITS, Program, Study
 
 __all__ = ["DEFAULTS", "define"]
 

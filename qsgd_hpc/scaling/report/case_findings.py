@@ -21,8 +21,8 @@ from qsgd_hpc.scaling.analysis.verdicts import (
     plain_row,
     representative_row,
 )
-from qsgd_hpc.scaling.define.case import Case
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS
+from qsgd_hpc.scaling.define.study import Case
 
 __all__ = [
     "CaseFindings",

@@ -15,8 +15,8 @@ from qsgd_hpc.scaling.analysis.verdicts import (
     Verdict,
     compare_rows,
 )
-from qsgd_hpc.scaling.define.case import Case
 from qsgd_hpc.scaling.define.plan import global_batch
+from qsgd_hpc.scaling.define.study import Case
 from qsgd_hpc.scaling.report.cells import place
 
 if TYPE_CHECKING:
