@@ -14,7 +14,7 @@ from qsgd_hpc.scaling.define.plan import Point
 from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.run import driver, single
 from qsgd_hpc.scaling.run.cost import measured_s
-from qsgd_hpc.scaling.run.pack import Entry, PackPlan, begun, outcome_state
+from qsgd_hpc.scaling.run.driver import Entry, PackPlan, begun, outcome_state
 from qsgd_hpc.scaling.run.progress import Progress
 from qsgd_hpc.scaling.run.submitted import (
     Names,
