@@ -14,15 +14,16 @@ from qsgd_hpc.scaling.analysis.results import CaseAnalysis
 from qsgd_hpc.scaling.analysis.verdicts import largest_rows
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS
 from qsgd_hpc.scaling.report.cells import interval, place
-from qsgd_hpc.scaling.report.drawing.panel import Panel, mark
 from qsgd_hpc.scaling.report.drawing.style import (
     GRID,
     PAPER,
     QUIET,
+    Panel,
     Row,
     beside,
     bits_axis,
     colour,
+    mark,
     marker,
     side_labels,
 )

@@ -9,8 +9,7 @@ from typing import Any
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.verdicts import plain_row
 from qsgd_hpc.scaling.report.cells import interval
-from qsgd_hpc.scaling.report.drawing.panel import Panel, Swatch, mark
-from qsgd_hpc.scaling.report.drawing.style import GRID, INK, QUIET, Row, colour
+from qsgd_hpc.scaling.report.drawing.style import GRID, INK, QUIET, Panel, Row, Swatch, colour, mark
 from qsgd_hpc.scaling.report.networks import Family, gain
 
 __all__ = ["network_panels"]

@@ -18,14 +18,21 @@ from matplotlib.patches import Patch
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
 from qsgd_hpc.scaling.report.drawing.curves import curve_panels, quality_panels, wire_panels
 from qsgd_hpc.scaling.report.drawing.networks import network_panels
-from qsgd_hpc.scaling.report.drawing.panel import Panel, live
 from qsgd_hpc.scaling.report.drawing.speed import (
     efficiency_panels,
     speedup_panels,
     throughput_panel,
 )
 from qsgd_hpc.scaling.report.drawing.steps import breakdown_panels, draw_key
-from qsgd_hpc.scaling.report.drawing.style import QUIET, VARIABLES, colour, logarithmic, styled
+from qsgd_hpc.scaling.report.drawing.style import (
+    QUIET,
+    VARIABLES,
+    Panel,
+    colour,
+    live,
+    logarithmic,
+    styled,
+)
 from qsgd_hpc.scaling.report.networks import Family
 
 __all__ = [

@@ -13,8 +13,17 @@ from matplotlib.ticker import MaxNLocator
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import BREAKDOWN, CaseAnalysis
 from qsgd_hpc.scaling.report.cells import place
-from qsgd_hpc.scaling.report.drawing.panel import Panel, Swatch, mark
-from qsgd_hpc.scaling.report.drawing.style import GRID, PARTS, QUIET, Row, beside, colour
+from qsgd_hpc.scaling.report.drawing.style import (
+    GRID,
+    PARTS,
+    QUIET,
+    Panel,
+    Row,
+    Swatch,
+    beside,
+    colour,
+    mark,
+)
 
 __all__ = ["breakdown_panels", "draw_key"]
 
