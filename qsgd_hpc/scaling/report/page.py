@@ -15,7 +15,7 @@ from qsgd_hpc.scaling.report import compare
 from qsgd_hpc.scaling.report.case_findings import law_sentence, link_sentence, reference_name
 from qsgd_hpc.scaling.report.cautions import Machine
 from qsgd_hpc.scaling.report.cells import SORTED_BY, cells, headings, size
-from qsgd_hpc.scaling.report.drawing.networks import network_panels
+from qsgd_hpc.scaling.report.drawing.bars import network_panels
 from qsgd_hpc.scaling.report.drawing.output import chart, charts
 from qsgd_hpc.scaling.report.drawing.speed import best_fits
 from qsgd_hpc.scaling.report.findings import CaseFindings

@@ -16,14 +16,19 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
-from qsgd_hpc.scaling.report.drawing.curves import curve_panels, quality_panels, wire_panels
-from qsgd_hpc.scaling.report.drawing.networks import network_panels
+from qsgd_hpc.scaling.report.drawing.bars import (
+    breakdown_panels,
+    draw_key,
+    network_panels,
+    quality_panels,
+    wire_panels,
+)
+from qsgd_hpc.scaling.report.drawing.curves import curve_panels
 from qsgd_hpc.scaling.report.drawing.speed import (
     efficiency_panels,
     speedup_panels,
     throughput_panel,
 )
-from qsgd_hpc.scaling.report.drawing.steps import breakdown_panels, draw_key
 from qsgd_hpc.scaling.report.drawing.style import (
     QUIET,
     VARIABLES,

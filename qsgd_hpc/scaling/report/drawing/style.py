@@ -1,4 +1,4 @@
-"""A chart, independent of its format, its marks for the interactive page, and the style of all axes."""
+"""Charts, independent of their format: content, marks for the interactive page, and style."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from qsgd_hpc.scaling import units
-
 __all__ = [
     "GRID",
     "INK",
@@ -30,7 +28,6 @@ __all__ = [
     "Row",
     "Swatch",
     "beside",
-    "bits_axis",
     "colour",
     "live",
     "logarithmic",
@@ -216,17 +213,6 @@ def value_axis(axes: Any, lowest: float, highest: float, *, log: bool) -> None:
     axes.grid(axis="y", color=GRID, lw=0.8)
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)
-
-
-def bits_axis(axes: Any, rows: Sequence[Row]) -> None:
-    """Lay out the y axis of a bar chart: one line for each row, named by its bits."""
-    axes.set_yticks(range(len(rows)), [units.bits_name(r["bits"]) for r in rows])
-    axes.set_ylim(len(rows) - 0.45, -0.55)
-    axes.tick_params(length=0)
-    axes.spines["left"].set_visible(False)
-    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
-        label.set_color(colour(row["bits"]))
-        label.set_fontweight("bold")
 
 
 def side_labels(axes: Any, labels: Sequence[tuple[float, str, str]]) -> None:
