@@ -17,8 +17,7 @@ from qsgd_hpc.scaling.define.study import Case, Study
 from qsgd_hpc.scaling.report.cautions import Machine, cautions
 from qsgd_hpc.scaling.report.networks import families
 from qsgd_hpc.scaling.report.origins import origins
-from qsgd_hpc.scaling.report.page import context, render
-from qsgd_hpc.scaling.report.report import load
+from qsgd_hpc.scaling.report.report import context, load, render
 from qsgd_hpc.scaling.run.single import request
 from tests.scaling.samples import metered, study, written
 

@@ -23,8 +23,7 @@ from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.report import latex
 from qsgd_hpc.scaling.report.drawing.output import charts, write_sheet
 from qsgd_hpc.scaling.report.drawing.style import spread
-from qsgd_hpc.scaling.report.page import context, render
-from qsgd_hpc.scaling.report.report import Report, load, results, write
+from qsgd_hpc.scaling.report.report import Report, context, load, render, results, write
 from qsgd_hpc.scaling.store.attempts import Attempt
 from qsgd_hpc.scaling.store.folder import StudyFolder
 from tests.scaling.analysis_samples import case_analysis, report_of
