@@ -22,7 +22,6 @@ from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis
 from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.define.study import Study
-from qsgd_hpc.scaling.report import latex
 from qsgd_hpc.scaling.report.case_findings import law_sentence, link_sentence, reference_name
 from qsgd_hpc.scaling.report.cautions import Machine
 from qsgd_hpc.scaling.report.cells import SORTED_BY, cells, headings, size
@@ -39,6 +38,7 @@ from qsgd_hpc.scaling.report.drawing.speed import best_fits
 from qsgd_hpc.scaling.report.findings import CaseFindings, Findings, findings
 from qsgd_hpc.scaling.report.networks import Family, families
 from qsgd_hpc.scaling.report.origins import Origins, origins
+from qsgd_hpc.scaling.report.tables import latex_tables
 from qsgd_hpc.scaling.store.attempts import Attempt, finished
 from qsgd_hpc.scaling.store.folder import StudyFolder, writing
 
@@ -108,7 +108,7 @@ def write(report: Report, target: Path, comparison: Comparison | None = None) ->
             target / "results.csv", index=False, float_format="%.9g", encoding="utf-8"
         )
         source = f"{report.study.mode} scaling on site {report.study.site}"
-        text = latex.tables(report.analysis.cases, f"qsgd-hpc: {source}")
+        text = latex_tables(report.analysis.cases, f"qsgd-hpc: {source}")
         (target / "results.tex").write_text(text, encoding="utf-8")
         plots = [
             _plots(report, case, found.headline, target)
