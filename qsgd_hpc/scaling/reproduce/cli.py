@@ -17,8 +17,7 @@ import yaml
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.predict.inputs import measured
 from qsgd_hpc.scaling.predict.output import LABEL
-from qsgd_hpc.scaling.reproduce.predicted import predicted
-from qsgd_hpc.scaling.reproduce.published import NAMES, Cell, Published, published
+from qsgd_hpc.scaling.reproduce.published import NAMES, Cell, Published, predicted, published
 from qsgd_hpc.scaling.store.attempts import is_number
 from qsgd_hpc.scaling.units import bits_name
 
