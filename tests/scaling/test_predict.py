@@ -22,9 +22,17 @@ from qsgd_hpc.scaling.predict import simgrid
 from qsgd_hpc.scaling.predict.coding import Coding
 from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site
 from qsgd_hpc.scaling.predict.inputs import measured, training_of
-from qsgd_hpc.scaling.predict.model import ClosedForm, Setting, phase_s, predict
+from qsgd_hpc.scaling.predict.model import (
+    ClosedForm,
+    Gradient,
+    Setting,
+    expected_maximum,
+    fused,
+    phase_s,
+    predict,
+    timeline,
+)
 from qsgd_hpc.scaling.predict.output import LABEL, Result, as_lines, write_folder
-from qsgd_hpc.scaling.predict.overlap import Gradient, expected_maximum, fused, timeline
 from qsgd_hpc.scaling.predict.schedules import Layout, schedule
 from qsgd_hpc.scaling.predict.simgrid import SimGrid, platform_line
 from tests.scaling.predict_samples import GIGABIT, study_folder, training
