@@ -102,7 +102,6 @@ def timeline(
     reduce_s: Callable[[int, bool], float],
     *,
     agree_s: Callable[[int, bool], float] = lambda *_: 0.0,
-    cycle_s: float = 0.0,
     fusion_bytes: int = FUSION_BYTES,
 ) -> StepTimeline:
     """Return the engine's work in one step.
@@ -115,14 +114,13 @@ def timeline(
         reduce_s: seconds of one reduction, by elements and whether they are compressed.
         agree_s: seconds to agree, by the number of gradients and whether ranks waited for them. For
             gradients that became ready during a reduction, all ranks begin together at its end.
-        cycle_s: QSGD_CYCLE_TIME_MS.
         fusion_bytes: QSGD_FUSION_BYTES.
     """
     waiting = deque(sorted(gradients, key=lambda g: g.ready_s))
     now, busy, agreeing = -math.inf, 0.0, 0.0
     collectives = agreements = 0
     while waiting:
-        next_s = waiting[0].ready_s + cycle_s
+        next_s = waiting[0].ready_s
         waited = next_s > now
         now = max(now, next_s)
         taken = []
@@ -166,17 +164,14 @@ class Setting:
         ranks_per_node: ranks on each node.
         mode: "weak" keeps the batch of each rank constant, "strong" the batch of all ranks.
         speedup: speed of computing relative to the measurement; 1 for the same processors.
-        fusion_bytes, cycle_s, algorithm, bucket: settings of the engine.
+        algorithm: setting of the engine.
         overlaps: False if no gradient is reduced before the backward pass ends.
     """
 
     ranks_per_node: int = 1
     mode: str = "weak"
     speedup: float = 1.0
-    fusion_bytes: int = FUSION_BYTES
-    cycle_s: float = 0.0
     algorithm: str = "auto"
-    bucket: int = 512
     overlaps: bool = True
 
 
@@ -324,8 +319,7 @@ def _predict_one(
         backward_s,
         _reducer(training, fabric, setting, layout, bits, network),
         agree_s=agree_s,
-        cycle_s=setting.cycle_s,
-        fusion_bytes=0 if training.buckets else setting.fusion_bytes,
+        fusion_bytes=0 if training.buckets else FUSION_BYTES,
     )
     exposed_s = 0.0 if alone else step.exposed_s
     staging_s = 0.0 if alone else _staging_s(training, fabric)
@@ -376,7 +370,7 @@ def _reducer(
 ) -> functools._lru_cache_wrapper[float]:
     @functools.cache
     def reduce_s(count: int, coded: bool) -> float:
-        coding = Coding(bits, setting.bucket) if coded else None
+        coding = Coding(bits) if coded else None
         # Algorithms for float32 cannot send codes, and vice versa.
         wanted = setting.algorithm if _fits(setting.algorithm, coded) else "auto"
         if training.buckets:
