@@ -100,23 +100,9 @@ def _label(key: str) -> str:
 
 _VERSIONS = ("python", "torch", "tensorflow", "keras", "jax", "qsgd_hpc")
 COLUMNS = (
-    "date",
-    "system",
-    "cpu",
-    "gpu",
-    "gpus",
-    "nodes",
-    "ranks",
-    "network",
-    "workload",
-    "framework",
-    "bits",
-    "algorithm",
-    "global_batch_size",
-    "throughput_median",
-    "unit",
-    "warmup_steps",
-    "repeats",
+    *("date", "system", "cpu", "gpu", "gpus", "nodes", "ranks", "network"),
+    *("workload", "framework", "bits", "algorithm", "global_batch_size"),
+    *("throughput_median", "unit", "warmup_steps", "repeats"),
     *_VERSIONS,
     "mpi",
 )
