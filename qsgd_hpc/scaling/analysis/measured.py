@@ -10,7 +10,7 @@ from typing import Any
 from qsgd_hpc.scaling.analysis.quality import Quality
 from qsgd_hpc.scaling.store.attempts import Attempt, is_number, throughput
 
-__all__ = ["AS_RECORDED", "UNCODED", "curve", "impossible", "number", "run", "time_to_target"]
+__all__ = ["UNCODED", "curve", "impossible", "number", "run"]
 
 NAN = float("nan")
 

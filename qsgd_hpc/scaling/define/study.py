@@ -13,7 +13,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.network import NONE
 
-__all__ = ["AUTO", "BITS", "MODES", "Case", "Program", "Study", "differences", "parse_counts"]
+__all__ = ["BITS", "MODES", "Case", "Program", "Study", "differences", "parse_counts"]
 
 AUTO = "auto"
 

@@ -34,7 +34,7 @@ from qsgd_hpc.scaling.predict.simgrid import ROUTINGS, SimGrid, simulator
 from qsgd_hpc.scaling.store.attempts import is_number
 from qsgd_hpc.scaling.units import count
 
-__all__ = ["parse_nodes", "predict"]
+__all__ = ["predict"]
 
 BITS = (2, 4, 8, 32)
 _RATE = Finite(0, min_open=True)

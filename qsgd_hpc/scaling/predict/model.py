@@ -25,14 +25,12 @@ from qsgd_hpc.scaling.predict.inputs import TrainingProfile
 from qsgd_hpc.scaling.predict.schedules import Layout, Messages, Phase, Schedule, schedule
 
 __all__ = [
-    "FUSION_BYTES",
     "ClosedForm",
     "Gradient",
     "Network",
     "Prediction",
     "Setting",
     "StepTimeline",
-    "allreduce_s",
     "expected_maximum",
     "fused",
     "phase_s",

@@ -42,7 +42,7 @@ from qsgd_hpc.scaling.report.tables import latex_tables
 from qsgd_hpc.scaling.store.attempts import Attempt, finished
 from qsgd_hpc.scaling.store.folder import StudyFolder, writing
 
-__all__ = ["Report", "context", "load", "render", "results", "slug", "subtitle", "write"]
+__all__ = ["Report", "context", "load", "render", "results", "write"]
 
 # Unmeasured points to name; `qsgd-hpc scale --dry-run` lists all.
 FEW = 3

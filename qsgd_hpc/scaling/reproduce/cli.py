@@ -21,7 +21,7 @@ from qsgd_hpc.scaling.reproduce.published import NAMES, Cell, Published, predict
 from qsgd_hpc.scaling.store.attempts import is_number
 from qsgd_hpc.scaling.units import bits_name
 
-__all__ = ["measured_cells", "reproduce", "run_study", "study_text"]
+__all__ = ["measured_cells", "reproduce", "study_text"]
 
 
 @click.command(context_settings={"show_default": True})

@@ -40,16 +40,7 @@ from qsgd_hpc.scaling.report.drawing.style import (
 )
 from qsgd_hpc.scaling.report.networks import Family
 
-__all__ = [
-    "Chart",
-    "Drawing",
-    "chart",
-    "charts",
-    "panels",
-    "write_files",
-    "write_networks",
-    "write_sheet",
-]
+__all__ = ["Chart", "Drawing", "chart", "charts", "write_files", "write_networks", "write_sheet"]
 
 # Widths in inches that give all charts the same scale and font size in the page: the first chart
 # next to two small ones, two others in a row, and every chart on a phone (SMALL).

@@ -18,7 +18,6 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 __all__ = [
     "GRID",
     "INK",
-    "LOG_FROM",
     "PAPER",
     "PARTS",
     "QUIET",
