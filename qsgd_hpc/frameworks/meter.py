@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -152,7 +153,7 @@ class Meter:
                 },
                 "wire_bytes": int(self._log.total("wire_bytes")),
                 "gradient_bytes": int(self._log.total("gradient_bytes")),
-                "host": host.name(),
+                "host": socket.gethostname(),
             }
         )
         parts = mean_over_ranks(row["parts"] for row in rows)

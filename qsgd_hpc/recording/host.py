@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Any
 
 from qsgd_hpc.launch.schedulers import JOB_IDS, NODE_FILES
 
-__all__ = ["cpu_model", "gpu_model", "name", "place", "threads"]
+__all__ = ["cpu_model", "gpu_model", "place", "threads"]
 
 TOOL_LIMIT_S = 10.0
 _CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq")
@@ -73,11 +72,6 @@ def _line(path: Path) -> str | None:
         return path.read_text().strip() or None
     except OSError:
         return None
-
-
-def name() -> str:
-    """Return this node's name."""
-    return socket.gethostname()
 
 
 @lru_cache(maxsize=1)

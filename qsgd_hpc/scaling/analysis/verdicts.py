@@ -202,10 +202,7 @@ def _speeds(case: CaseAnalysis, row: Row) -> Any:
     return case.runs_of(row)["throughput"].to_numpy()
 
 
-_LOCAL = "local"
-
-
-def break_even(case: CaseAnalysis, site: str = "") -> tuple[BreakEven, ...]:
+def break_even(case: CaseAnalysis, site: str) -> tuple[BreakEven, ...]:
     """Judge every compressed row of the largest size; empty if it has no fp32 row.
 
     Args:
@@ -245,7 +242,7 @@ def _where(case: CaseAnalysis, row: Row, site: str) -> str:
     """Return where a row was measured: on its network if known, else on the machine."""
     if row["nodes"] > 1 and case.case.network:
         return case.case.network_place
-    if site in ("", _LOCAL):
+    if site in ("", "local"):
         return "on one machine" if site else "here"
     return f"on {site}" if row["nodes"] > 1 else f"within one node of {site}"
 

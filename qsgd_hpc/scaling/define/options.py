@@ -166,17 +166,15 @@ class Asked:
 
     Attributes:
         settings: settings of the file and of the command line, which takes precedence.
-        site: name of the site profile; None: the profile of this machine.
         folder: the folder that paths of scripts are relative to.
         name: default name of the study's folder.
         faults: faults of the options; the rest of the definition may have more.
     """
 
     settings: Mapping[str, Any]
-    site: str | None
     folder: Path
     name: str
-    faults: tuple[str, ...] = ()
+    faults: tuple[str, ...]
 
 
 def asked(ctx: click.Context, words: tuple[str, ...]) -> Asked:
@@ -204,7 +202,7 @@ def asked(ctx: click.Context, words: tuple[str, ...]) -> Asked:
     else:
         settings = {**own, "scripts": [words[0]], "args": list(words[1:])}
         folder, name = Path.cwd(), Path(words[0]).stem
-    return Asked(settings, settings.get("site"), folder, name, faults)
+    return Asked(settings, folder, name, faults)
 
 
 def _settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -114,9 +114,7 @@ class Program:
         """Return whether a case belongs to this program."""
         return (self.workload, self.framework) == (case.workload, case.framework)
 
-    def cases(
-        self, algorithms: tuple[str, ...], networks: tuple[str, ...] = ("",)
-    ) -> tuple[Case, ...]:
+    def cases(self, algorithms: tuple[str, ...], networks: tuple[str, ...]) -> tuple[Case, ...]:
         """Return the combinations of its batch sizes with the algorithms and the networks."""
         return tuple(
             Case(self.workload, self.framework, batch, algorithm, network)
