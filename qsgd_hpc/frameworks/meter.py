@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 from qsgd_hpc import env
 from qsgd_hpc.frameworks.step_log import WARMUP_RULE, StepLog, Waits, breakdown, mean_over_ranks
 from qsgd_hpc.frameworks.step_mark import leave_to_meter
-from qsgd_hpc.recording import host
 from qsgd_hpc.recording.engine_record import mean_nmse, merge_neighbours, warmup_steps
-from qsgd_hpc.recording.records import record
+from qsgd_hpc.recording.records import gpu_model, record, threads
 from qsgd_hpc.rules import PLAIN_BITS
 
 __all__ = ["Meter"]
@@ -208,8 +207,8 @@ class Meter:
             "compute_only_s": sum(alone) / len(alone) if alone else None,
             "layers": merge_neighbours(layers),
             "backward_s": profile["backward_s"],
-            "gpu": host.gpu_model(),
-            "threads": host.threads(),
+            "gpu": gpu_model(),
+            "threads": threads(),
         }
 
 
