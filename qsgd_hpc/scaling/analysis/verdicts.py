@@ -29,7 +29,6 @@ from qsgd_hpc.scaling.define.plan import PLAIN_BITS
 
 __all__ = [
     "Judgement",
-    "Row",
     "Verdict",
     "break_even",
     "compare_rows",

@@ -130,17 +130,13 @@ OPTIONS = (
     ),
 )
 
-# Options that a study file also has, and their names there.
+# Options that are lists of words in a study file, and their names there.
 _WORDS = {
     "algorithms": "algorithms",
     "framework": "frameworks",
     "workload": "workloads",
     "filesystems": "filesystems",
 }
-_SAME = (
-    *("site", "mode", "repeats", "epochs", "steps", "ranks_per_node", "walltime", "queue"),
-    *("account", "max_node_hours", "pack", "batch_args", "target", "python"),
-)
 
 
 def scale_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,7 +203,7 @@ def asked(ctx: click.Context, words: tuple[str, ...]) -> Asked:
 
 def _settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     faults: list[str] = []
-    found = {name: given[name] for name in _SAME if name in given}
+    found = {name: value for name, value in given.items() if name in (*DEFAULTS, "site")}
     for option, key in _WORDS.items():
         if option in given:
             found[key] = [w for w in (w.strip() for w in given[option].split(",")) if w]

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from qsgd_hpc.scaling import units
-from qsgd_hpc.scaling.analysis.results import BREAKDOWN, CaseAnalysis
+from qsgd_hpc.scaling.analysis.results import BREAKDOWN, CaseAnalysis, Row
 from qsgd_hpc.scaling.analysis.verdicts import largest_rows, plain_row
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS
 from qsgd_hpc.scaling.report.cells import interval, place
@@ -22,7 +22,6 @@ from qsgd_hpc.scaling.report.drawing.style import (
     PARTS,
     QUIET,
     Panel,
-    Row,
     Swatch,
     beside,
     colour,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qsgd_hpc.scaling import units
-from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Fit
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Fit, Row
 from qsgd_hpc.scaling.analysis.verdicts import largest_rows
 from qsgd_hpc.scaling.report.cells import interval, place
 from qsgd_hpc.scaling.report.drawing.style import (
@@ -14,7 +14,6 @@ from qsgd_hpc.scaling.report.drawing.style import (
     PAPER,
     QUIET,
     Panel,
-    Row,
     colour,
     logarithmic,
     mark,

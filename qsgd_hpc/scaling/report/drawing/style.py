@@ -24,7 +24,6 @@ __all__ = [
     "STYLE",
     "VARIABLES",
     "Panel",
-    "Row",
     "Swatch",
     "beside",
     "colour",
@@ -99,8 +98,6 @@ def live(svg: str) -> str:
 
     return _GROUP.sub(group, svg)
 
-
-Row = Mapping[str, Any]
 
 # After Okabe and Ito: colour-blind safe, darkened to be readable as text on white. Every series
 # also has its own marker and label.
