@@ -27,15 +27,7 @@ from qsgd_hpc.scaling.report.tables import latex_tables
 from qsgd_hpc.scaling.store.attempts import Attempt
 from qsgd_hpc.scaling.store.folder import StudyFolder
 from tests.scaling.analysis_samples import case_analysis, report_of
-from tests.scaling.samples import (
-    amdahl,
-    attempt,
-    attempts,
-    metered,
-    several,
-    study,
-    written,
-)
+from tests.scaling.samples import amdahl, attempt, attempts, metered, several, study, written
 
 PLOTS = ("accuracy_1", "accuracy_2", "breakdown", "speedup")
 FILES = (
