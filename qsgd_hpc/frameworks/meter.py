@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -9,9 +10,8 @@ from typing import Any, TypeVar
 from qsgd_hpc import env
 from qsgd_hpc.frameworks.step_log import WARMUP_RULE, StepLog, Waits, breakdown, mean_over_ranks
 from qsgd_hpc.frameworks.step_mark import leave_to_meter
-from qsgd_hpc.recording import host
 from qsgd_hpc.recording.engine_record import mean_nmse, merge_neighbours, warmup_steps
-from qsgd_hpc.recording.records import record
+from qsgd_hpc.recording.records import gpu_model, record, threads
 from qsgd_hpc.rules import PLAIN_BITS
 
 __all__ = ["Meter"]
@@ -152,7 +152,7 @@ class Meter:
                 },
                 "wire_bytes": int(self._log.total("wire_bytes")),
                 "gradient_bytes": int(self._log.total("gradient_bytes")),
-                "host": host.name(),
+                "host": socket.gethostname(),
             }
         )
         parts = mean_over_ranks(row["parts"] for row in rows)
@@ -207,8 +207,8 @@ class Meter:
             "compute_only_s": sum(alone) / len(alone) if alone else None,
             "layers": merge_neighbours(layers),
             "backward_s": profile["backward_s"],
-            "gpu": host.gpu_model(),
-            "threads": host.threads(),
+            "gpu": gpu_model(),
+            "threads": threads(),
         }
 
 

@@ -155,14 +155,12 @@ def uncoded(quality: Mapping[str, Mapping[str, Any]], *, planner: bool) -> dict[
     }
 
 
-def merge_neighbours(
-    layers: Sequence[tuple[int, float]], most: int = MOST_LAYERS
-) -> list[list[float]]:
-    """Return [[elements, ready_s], ...], limited in number by merging neighbours.
+def merge_neighbours(layers: Sequence[tuple[int, float]]) -> list[list[float]]:
+    """Return [[elements, ready_s], ...], at most MOST_LAYERS, by merging neighbours.
 
     Elements are summed; a merged entry is ready when its last part is.
     """
-    together = max(1, -(-len(layers) // most))
+    together = max(1, -(-len(layers) // MOST_LAYERS))
     merged = []
     for at in range(0, len(layers), together):
         group = layers[at : at + together]

@@ -67,7 +67,7 @@ def scale(ctx: click.Context, /, words: tuple[str, ...], **options: Any) -> None
     from qsgd_hpc.scaling.store.attempts import finished
 
     wanted = asked(ctx, words)
-    site = choose(wanted.site)
+    site = choose(wanted.settings.get("site"))
     study = define(wanted.settings, wanted.folder, site, Path.cwd(), wanted.faults)
     folder = StudyFolder(
         options["output"] or Path("scaling-results") / f"{wanted.name}-{study.mode}"

@@ -81,7 +81,7 @@ IN_A_JOB = """
 import json, pathlib
 from click.testing import CliRunner
 from qsgd_hpc.cli import cli
-from qsgd_hpc.recording.host import place
+from qsgd_hpc.recording.records import place
 
 def said(*words):
     done = CliRunner().invoke(cli, words)

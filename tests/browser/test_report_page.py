@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qsgd_hpc.scaling.report.page import context, render
+from qsgd_hpc.scaling.report.report import context, render
 from tests.browser.chromium import Browser
 from tests.scaling.analysis_samples import case_analysis, report_of
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qsgd_hpc.scaling.define.workloads import find
+from qsgd_hpc.scaling.define.definition import find_workload
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.one_mpi
@@ -31,7 +31,7 @@ def train(
     run_ranks: Run, folder: Path, workload: str, framework: str, *options: str, **environ: str
 ) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
     """Run a workload on two ranks; return its final record, and all records by event."""
-    found = find(workload, framework)
+    found = find_workload(workload, framework)
     path = folder / "records.jsonl"
     command = [str(found.script), *found.args, *options]
     ended = run_ranks(2, *command, QSGD_RECORDS=str(path), **environ)
@@ -105,7 +105,7 @@ def test_what_is_trained_does_not_depend_on_the_number_of_ranks(
 ) -> None:
     """The same weights to begin with, and the same batches, cut for one rank or for three."""
     losses = []
-    script = str(find("mnist", "torch").script)
+    script = str(find_workload("mnist", "torch").script)
     for ranks in (1, 3):
         path = tmp_path / f"{ranks}.jsonl"
         options = ("--synthetic", "--steps", "6", "--global-batch-size", "16", "--no-eval")
@@ -127,7 +127,7 @@ def test_what_is_trained_does_not_depend_on_the_number_of_ranks(
 def test_what_cannot_be_trained_ends_in_one_line_with_the_remedy(
     run_ranks: Run, workload: str, options: tuple[str, ...], remedy: str
 ) -> None:
-    found = find(workload, "torch")
+    found = find_workload(workload, "torch")
     ended = run_ranks(2, str(found.script), *found.args, *options)
     assert ended.returncode == 1
     assert ended.stderr.count(remedy) == 1 and "Traceback" not in ended.stderr
@@ -137,7 +137,7 @@ def test_a_network_of_torchvision_trains_or_says_what_to_install(
     run_ranks: Run, tmp_path: Path
 ) -> None:
     options = ("--classes", "10", "--image-size", "64", "--batch-size", "2")
-    found = find("alexnet", "torch")
+    found = find_workload("alexnet", "torch")
     ended = run_ranks(2, str(found.script), *found.args, *TINY, *options)
     if ended.returncode:
         assert ended.stderr.count("from torchvision, which cannot be imported") == 1

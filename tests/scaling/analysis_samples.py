@@ -18,7 +18,7 @@ from qsgd_hpc.scaling.analysis.results import (
     Fit,
     LinkFit,
 )
-from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.define.study import Case
 from qsgd_hpc.scaling.report.cautions import Machine
 from qsgd_hpc.scaling.report.findings import findings
 from qsgd_hpc.scaling.report.origins import Origins

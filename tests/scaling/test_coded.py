@@ -14,7 +14,7 @@ from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.report.case_findings import coded_sentences
 from qsgd_hpc.scaling.report.cells import cells, headings
 from qsgd_hpc.scaling.report.findings import findings
-from qsgd_hpc.scaling.report.page import context, render
+from qsgd_hpc.scaling.report.report import context, render
 from qsgd_hpc.scaling.report.terminal import print_result
 from tests.scaling.analysis_samples import case_analysis, report_of
 from tests.scaling.samples import attempts, engine_only, metered, metered_attempts, study

@@ -13,9 +13,9 @@ from rich.console import Console
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
 from qsgd_hpc.scaling.define.plan import plan
-from qsgd_hpc.scaling.report import page
 from qsgd_hpc.scaling.report.cli import report
 from qsgd_hpc.scaling.report.compare import compare, section, summary
+from qsgd_hpc.scaling.report.report import context, render
 from qsgd_hpc.scaling.report.terminal import print_comparison, print_result
 from tests.scaling.analysis_samples import case_analysis, report_of
 from tests.scaling.samples import amdahl, metered, study, written
@@ -106,11 +106,11 @@ def test_the_comparison_stands_in_page_and_markdown():
     case = case_analysis("</script><b>|", nodes=(1, 2))
     mine = report_of(case, commit="<i>a|b")
     found = compare(mine, report_of(case), NAMES)
-    filled = page.context(mine, [["plot"]], found)
-    html = page.render("report.html.j2", filled)
+    filled = context(mine, [["plot"]], found)
+    html = render("report.html.j2", filled)
     assert 'id="comparison"' in html and "<i>a" not in html and "</script><b>" not in html
     assert "now compared with before: 4 same" in html
-    markdown = page.render("report.md.j2", filled)
+    markdown = render("report.md.j2", filled)
     assert "| Code | <i>a\\|b | 0123456789ab |" in markdown
     assert "| 2 nodes, 4 bit |" in markdown
 

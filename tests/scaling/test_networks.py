@@ -11,15 +11,13 @@ import pytest
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.scaling.analysis.compute import analyse
-from qsgd_hpc.scaling.define.case import Case
 from qsgd_hpc.scaling.define.definition import define
 from qsgd_hpc.scaling.define.plan import Point, plan
-from qsgd_hpc.scaling.define.study import Study
+from qsgd_hpc.scaling.define.study import Case, Study
 from qsgd_hpc.scaling.report.cautions import Machine, cautions
 from qsgd_hpc.scaling.report.networks import families
 from qsgd_hpc.scaling.report.origins import origins
-from qsgd_hpc.scaling.report.page import context, render
-from qsgd_hpc.scaling.report.report import load
+from qsgd_hpc.scaling.report.report import context, load, render
 from qsgd_hpc.scaling.run.single import request
 from tests.scaling.samples import metered, study, written
 

@@ -20,23 +20,14 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.results import COLUMNS
 from qsgd_hpc.scaling.define.plan import plan
-from qsgd_hpc.scaling.report import latex
 from qsgd_hpc.scaling.report.drawing.output import charts, write_sheet
 from qsgd_hpc.scaling.report.drawing.style import spread
-from qsgd_hpc.scaling.report.page import context, render
-from qsgd_hpc.scaling.report.report import Report, load, results, write
+from qsgd_hpc.scaling.report.report import Report, context, load, render, results, write
+from qsgd_hpc.scaling.report.tables import latex_tables
 from qsgd_hpc.scaling.store.attempts import Attempt
 from qsgd_hpc.scaling.store.folder import StudyFolder
 from tests.scaling.analysis_samples import case_analysis, report_of
-from tests.scaling.samples import (
-    amdahl,
-    attempt,
-    attempts,
-    metered,
-    several,
-    study,
-    written,
-)
+from tests.scaling.samples import amdahl, attempt, attempts, metered, several, study, written
 
 PLOTS = ("accuracy_1", "accuracy_2", "breakdown", "speedup")
 FILES = (
@@ -280,7 +271,7 @@ def test_labels_are_spread_with_the_least_movement():
 
 
 def test_the_latex_table_is_whole_and_escaped():
-    text = latex.tables([case_analysis("50%_off & $5 #1 {~^\\}")], "a\nsource")
+    text = latex_tables([case_analysis("50%_off & $5 #1 {~^\\}")], "a\nsource")
     assert text.splitlines()[0] == "% a source"
     body = text[text.index(r"\midrule") :]
     columns = re.search(r"\\begin\{tabular\}\{(\w+)\}", text)[1]
@@ -297,7 +288,7 @@ def test_the_latex_table_is_whole_and_escaped():
 def test_the_latex_table_compiles(tmp_path: Path):
     (tmp_path / "t.tex").write_text(
         "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\n"
-        + latex.tables([case_analysis('50%_off & $5 #1 {~^\\}"<|>')], "s")
+        + latex_tables([case_analysis('50%_off & $5 #1 {~^\\}"<|>')], "s")
         + "\\end{document}\n"
     )
     command = ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "t.tex"]

@@ -12,9 +12,14 @@ from qsgd_hpc._data import data
 from qsgd_hpc.cli import cli
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.predict.output import LABEL
-from qsgd_hpc.scaling.reproduce.measure import measured_cells, study_text
-from qsgd_hpc.scaling.reproduce.predicted import effective_gbps, predicted
-from qsgd_hpc.scaling.reproduce.published import NAMES, network_profile, published
+from qsgd_hpc.scaling.reproduce.cli import measured_cells, study_text
+from qsgd_hpc.scaling.reproduce.published import (
+    NAMES,
+    effective_gbps,
+    network_profile,
+    predicted,
+    published,
+)
 from tests.scaling.predict_samples import study_folder
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.report import report as reports
 from qsgd_hpc.scaling.report.cli import report
-from qsgd_hpc.scaling.report.rows import COLUMNS
+from qsgd_hpc.scaling.report.tables import COLUMNS
 from tests.scaling.samples import amdahl, metered, study, written
 
 WOBBLE = {1: 0.97, 2: 1.0, 3: 1.02}

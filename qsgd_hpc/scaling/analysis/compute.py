@@ -16,10 +16,9 @@ from qsgd_hpc.scaling.analysis.measured import curve, impossible, number, run
 from qsgd_hpc.scaling.analysis.quality import NONE, Quality, cut_short, default_target, quality_of
 from qsgd_hpc.scaling.analysis.results import BREAKDOWN, COLUMNS, Analysis, CaseAnalysis
 from qsgd_hpc.scaling.analysis.stats import interval, ratio_interval
-from qsgd_hpc.scaling.analysis.verdicts import compressed_rows
-from qsgd_hpc.scaling.analysis.worth import break_even
-from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.analysis.verdicts import break_even, compressed_rows
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS, counts_for, global_batch
+from qsgd_hpc.scaling.define.study import Case
 from qsgd_hpc.scaling.store.attempts import Attempt, finished, throughput
 
 __all__ = ["COLUMNS", "Analysis", "analyse"]

@@ -35,6 +35,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,17 +47,7 @@ from qsgd_hpc.scaling.analysis.results import Estimate, Fit, LinkFit
 from qsgd_hpc.scaling.analysis.stats import LEVEL
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS
 
-__all__ = [
-    "LAWS",
-    "ROUNDING",
-    "applies",
-    "fit_law",
-    "fit_laws",
-    "fit_link",
-    "nonnegative",
-    "peak_ranks",
-    "profile_interval",
-]
+__all__ = ["applies", "fit_law", "fit_laws", "fit_link", "peak_ranks"]
 
 Array = npt.NDArray[Any]
 
@@ -64,7 +55,7 @@ Array = npt.NDArray[Any]
 ROUNDING = 1e-20
 
 
-def nonnegative(columns: Array, target: Array) -> tuple[Array, float]:
+def _nonnegative(columns: Array, target: Array) -> tuple[Array, float]:
     """Return the coefficients >= 0 of the best fit to a target, and its sum of squares.
 
     Args:
@@ -77,32 +68,103 @@ def nonnegative(columns: Array, target: Array) -> tuple[Array, float]:
     return best / scale, float(residual) ** 2
 
 
-def profile_interval(
-    residual_at: Callable[[float], float],
-    best: float,
-    residual: float,
-    *,
-    rows: int,
-    coefficients: int,
-    upper: float | None,
-) -> Estimate:
-    """Return a quantity in [0, upper] with its 95 % interval; without spare rows, there is none.
+@dataclass(frozen=True)
+class _Model:
+    """Least squares of columns, shape (runs, coefficients), against a target, shape (runs,).
 
-    Args:
-        residual_at: sum of squares of the best fit with the quantity fixed at a value.
-        best, residual: its best value, and the sum of squares there.
-        upper: its largest possible value; None if there is none.
+    The coefficients are not negative. Of a law, the first two add up to 1 / A (Gustafson: A); the
+    serial share is the second one divided by that sum.
     """
-    freedom = rows - coefficients
-    if freedom < 1:
-        return Estimate(best)
-    limit = residual * (1 + float(special.fdtri(1, freedom, LEVEL)) / freedom) + ROUNDING * rows
 
-    def excess(held: float) -> float:
-        return residual_at(held) - limit
+    columns: Array
+    target: Array
 
-    top = _outside(excess, best) if upper is None else upper
-    return Estimate(best, _crossing(excess, best, 0.0), _crossing(excess, best, top))
+    @cached_property
+    def best(self) -> tuple[Array, float]:
+        """The coefficients of the best fit, and its sum of squares."""
+        return _nonnegative(self.columns, self.target)
+
+    @property
+    def freedom(self) -> int:
+        return int(self.columns.shape[0] - self.columns.shape[1])
+
+    def shares(self) -> dict[str, float] | None:
+        """Return a law's parameters; None if its throughput of one rank is infinite.
+
+        "serial" and "contention" are the same share.
+        """
+        best, _ = self.best
+        whole = best[0] + best[1]
+        if not whole:
+            return None
+        share = float(best[1] / whole)
+        coherency = float(best[2] / whole) if len(best) > 2 else 0.0
+        return {"serial": share, "contention": share, "coherency": coherency}
+
+    def share(self, name: str, value: float) -> Estimate:
+        """Return a law's parameter with its interval."""
+        first, second, *others = self.columns.T
+
+        def residual_at(held: float) -> float:
+            if name == "coherency":
+                free = [first + held * others[0], second + held * others[0]]
+            else:
+                free = [(1 - held) * first + held * second, *others]
+            return _nonnegative(np.stack(free, axis=1), self.target)[1]
+
+        return self._profile(residual_at, value, upper=None if name == "coherency" else 1.0)
+
+    def cost(self, which: int) -> Estimate:
+        """Return one of two coefficients with its interval."""
+        held, free = self.columns[:, which], self.columns[:, [1 - which]]
+
+        def residual_at(cost: float) -> float:
+            return _nonnegative(free, self.target - cost * held)[1]
+
+        return self._profile(residual_at, float(self.best[0][which]), upper=None)
+
+    def _profile(
+        self, residual_at: Callable[[float], float], best: float, *, upper: float | None
+    ) -> Estimate:
+        """Return a quantity in [0, upper] with its 95 % interval; none without spare runs.
+
+        Args:
+            residual_at: sum of squares of the best fit with the quantity fixed at a value.
+            best: its best value.
+            upper: its largest possible value; None if there is none.
+        """
+        if self.freedom < 1:
+            return Estimate(best)
+        limit = self.best[1] * (1 + float(special.fdtri(1, self.freedom, LEVEL)) / self.freedom)
+        limit += ROUNDING * len(self.target)
+
+        def excess(held: float) -> float:
+            return residual_at(held) - limit
+
+        top = _outside(excess, best) if upper is None else upper
+        return Estimate(best, _crossing(excess, best, 0.0), _crossing(excess, best, top))
+
+    def deviates(self, sizes: Array) -> bool:
+        """Return whether sizes deviate from it more than runs of one size vary (F test, 5 %).
+
+        The columns of one size must be proportional to each other.
+
+        Args:
+            sizes: the size of each run, shape (runs,).
+        """
+        known = np.unique(sizes)
+        spare, pure = len(known) - self.columns.shape[1], len(sizes) - len(known)
+        if spare < 1 or pure < 1:
+            return False
+        # One of proportional columns is sufficient.
+        logs = np.log(self.columns[:, 0]) - np.log(self.target)
+        of_sizes = [logs[sizes == size] for size in known]
+        within = sum(float(((own - own.mean()) ** 2).sum()) for own in of_sizes)
+        between = max(self.best[1] - within, 0.0)
+        if within <= ROUNDING * len(sizes):
+            return between > 1e-9
+        ratio = (between / spare) / (within / pure)
+        return bool(ratio > special.fdtri(spare, pure, LEVEL))
 
 
 def _outside(excess: Callable[[float], float], best: float) -> float:
@@ -131,23 +193,21 @@ _PARALLEL = 0.95
 def fit_link(runs: pd.DataFrame) -> LinkFit | None:
     """Fit latency and bandwidth to the runs of a case; None with fewer than two usable rows.
 
-    Relative residuals are minimised, with both costs >= 0; profile_interval() adds the intervals.
+    Relative residuals are minimised, with both costs >= 0.
     """
     sending = _sending(runs)
-    points = len(sending.groupby(["ranks", "bits"]))
-    if points < 2:
+    rows = sending.groupby(["ranks", "bits"])
+    if rows.ngroups < 2:
         return None
-    usual = sending.groupby(["ranks", "bits"])["link_s"].transform("mean").to_numpy()
+    usual = rows["link_s"].transform("mean").to_numpy()
     columns = sending[["messages", "bytes"]].to_numpy() / usual[:, None]
-    target = sending["link_s"].to_numpy() / usual
-    (latency, per_byte), residual = nonnegative(columns, target)
-    error = math.sqrt(residual / len(columns))
+    model = _Model(columns, sending["link_s"].to_numpy() / usual)
     return LinkFit(
-        latency_s=_estimate(columns, target, 0, float(latency), residual),
-        bandwidth=_inverse(_estimate(columns, target, 1, float(per_byte), residual)),
-        error=error,
-        points=points,
-        caution=" ".join(_link_cautions(sending, columns, target, points, float(per_byte))),
+        latency_s=model.cost(0),
+        bandwidth=_inverse(model.cost(1)),
+        error=math.sqrt(model.best[1] / len(columns)),
+        points=rows.ngroups,
+        caution=" ".join(_link_cautions(sending, model, rows.ngroup().to_numpy())),
     )
 
 
@@ -160,17 +220,6 @@ def _sending(runs: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["link_s"] > 0]
 
 
-def _estimate(columns: Array, target: Array, which: int, value: float, residual: float) -> Estimate:
-    held, free = columns[:, which], columns[:, [1 - which]]
-
-    def residual_at(cost: float) -> float:
-        return nonnegative(free, target - cost * held)[1]
-
-    return profile_interval(
-        residual_at, value, residual, rows=len(columns), coefficients=2, upper=None
-    )
-
-
 def _inverse(cost: Estimate) -> Estimate:
     """Return a bandwidth from seconds per byte; a cost that may be 0 has no upper bound."""
     value = 1 / cost.value if cost.value > 0 else math.inf
@@ -179,22 +228,20 @@ def _inverse(cost: Estimate) -> Estimate:
     return Estimate(value, 1 / cost.high, 1 / cost.low if cost.low > 0 else None)
 
 
-def _link_cautions(
-    sending: pd.DataFrame, columns: Array, target: Array, points: int, per_byte: float
-) -> list[str]:
+def _link_cautions(sending: pd.DataFrame, model: _Model, rows: Array) -> list[str]:
     cautions = []
-    if points == 2 and (nonnegative(columns, target)[0] > 0).all():
+    points, costs = len(np.unique(rows)), model.best[0]
+    if points == 2 and (costs > 0).all():
         cautions.append(
             "Two rows determine it exactly, so the fit cannot show whether the model applies."
         )
-    norms = np.linalg.norm(columns, axis=0)
-    if float(columns[:, 0] @ columns[:, 1]) > _PARALLEL * norms[0] * norms[1]:
+    norms = np.linalg.norm(model.columns, axis=0)
+    if float(model.columns[:, 0] @ model.columns[:, 1]) > _PARALLEL * norms[0] * norms[1]:
         cautions.append(
             "Not identifiable: messages and bytes increase together in these rows, so latency "
             "and bandwidth cannot be separated. Measure more bits or more sizes."
         )
-    rows = sending.groupby(["ranks", "bits"]).ngroup().to_numpy()
-    if points > 2 and _lack_of_fit(columns, rows, target):
+    if points > 2 and model.deviates(rows):
         cautions.append(
             "The deviation from the model exceeds the variation of the repeats: both values are "
             "rough."
@@ -204,7 +251,7 @@ def _link_cautions(
             "All rows have the same ranks: the latency contains every cost that does not "
             "depend on bytes."
         )
-    if per_byte == 0:
+    if costs[1] == 0:
         cautions.append(
             "The time did not increase with the bytes, so there is no estimate of the bandwidth."
         )
@@ -257,10 +304,10 @@ def fit_law(law: str, bits: int, ranks: Array, speeds: Array, mode: str) -> Fit 
     if sizes < len(names) + 1:
         return None
     model = _model(law, ranks, speeds)
-    values = model.solve()
+    values = model.shares()
     if values is None:
         return None
-    parameters = {name: model.estimate(name, values[name]) for name in names}
+    parameters = {name: model.share(name, values[name]) for name in names}
     plain = Fit(law, bits, parameters, 0.0, sizes, applies=applies(law, mode))
     error = _error(plain, ranks, speeds)
     caution = " ".join(_cautions(plain, model, ranks, mode))
@@ -292,56 +339,6 @@ def peak_ranks(fit: Fit) -> Estimate | None:
     return Estimate(best, peak(contention.high, coherency.high), high)
 
 
-@dataclass(frozen=True)
-class _Model:
-    """Least squares of columns, shape (runs, coefficients), against a target, shape (runs,).
-
-    The coefficients are not negative. The first two add up to 1 / A (Gustafson: A); the serial
-    share is the second one divided by that sum.
-    """
-
-    columns: Array
-    target: Array
-
-    @property
-    def freedom(self) -> int:
-        return int(self.columns.shape[0] - self.columns.shape[1])
-
-    def solve(self) -> dict[str, float] | None:
-        """Return the parameters of the best fit; None if its throughput of one rank is infinite.
-
-        "serial" and "contention" are the same share.
-        """
-        best, _ = nonnegative(self.columns, self.target)
-        whole = best[0] + best[1]
-        if not whole:
-            return None
-        share = float(best[1] / whole)
-        coherency = float(best[2] / whole) if len(best) > 2 else 0.0
-        return {"serial": share, "contention": share, "coherency": coherency}
-
-    def residual_at(self, name: str, value: float) -> float:
-        """Return the sum of squares of the best fit with one parameter fixed."""
-        first, second, *others = self.columns.T
-        if name == "coherency":
-            free = [first + value * others[0], second + value * others[0]]
-        else:
-            free = [(1 - value) * first + value * second, *others]
-        return nonnegative(np.stack(free, axis=1), self.target)[1]
-
-    def estimate(self, name: str, value: float) -> Estimate:
-        """Return a parameter with the interval of its profile; none without spare runs."""
-        rows, coefficients = self.columns.shape
-        return profile_interval(
-            lambda held: self.residual_at(name, held),
-            value,
-            nonnegative(self.columns, self.target)[1],
-            rows=rows,
-            coefficients=coefficients,
-            upper=None if name == "coherency" else 1.0,
-        )
-
-
 def _model(law: str, ranks: Array, speeds: Array) -> _Model:
     if law == "gustafson":
         usual = np.array([np.median(speeds[ranks == size]) for size in ranks])
@@ -369,14 +366,14 @@ def _cautions(fit: Fit, model: _Model, ranks: Array, mode: str) -> list[str]:
         held = "fixed work" if _FIXED_WORK[fit.law] else "work that grows with the ranks"
         cautions.append(f"Does not apply: it is the law of {held}; this study is {mode} scaling.")
     spare = fit.sizes - len(fit.parameters) - 1
-    if spare == 0 and (nonnegative(model.columns, model.target)[0] > 0).all():
+    if spare == 0 and (model.best[0] > 0).all():
         cautions.append(
             f"{fit.sizes} sizes determine it exactly, so the fit cannot show whether the "
             "law applies."
         )
     if model.freedom < 1:
         cautions.append("No interval: there are not more runs than parameters.")
-    if spare > 0 and _lack_of_fit(model.columns, ranks, model.target):
+    if spare > 0 and model.deviates(ranks):
         cautions.append(
             "The deviation from the law exceeds the variation of the repeats: the law does not fit."
         )
@@ -393,26 +390,3 @@ def _cautions(fit: Fit, model: _Model, ranks: Array, mode: str) -> list[str]:
         if name != "coherency" and abs(estimate.value - bound) < 1e-9
     ]
     return cautions
-
-
-def _lack_of_fit(columns: Array, sizes: Array, target: Array) -> bool:
-    """Return whether sizes deviate from a model more than runs of one size vary (F test, 5 %).
-
-    Args:
-        columns: those of the model, shape (runs, coefficients); of one size, they are proportional
-            to each other.
-        sizes: the size of each run, shape (runs,).
-        target: what the columns are fitted to, shape (runs,).
-    """
-    known = np.unique(sizes)
-    spare, pure = len(known) - columns.shape[1], len(sizes) - len(known)
-    if spare < 1 or pure < 1:
-        return False
-    # One of proportional columns is sufficient.
-    logs = np.log(columns[:, 0]) - np.log(target)
-    within = sum(float(((logs[sizes == s] - logs[sizes == s].mean()) ** 2).sum()) for s in known)
-    between = max(nonnegative(columns, target)[1] - within, 0.0)
-    if within <= ROUNDING * len(sizes):
-        return between > 1e-9
-    ratio = (between / spare) / (within / pure)
-    return bool(ratio > special.fdtri(spare, pure, LEVEL))

@@ -10,33 +10,19 @@ from typing import Any
 from qsgd_hpc.scaling.analysis.quality import Quality
 from qsgd_hpc.scaling.store.attempts import Attempt, is_number, throughput
 
-__all__ = ["AS_RECORDED", "UNCODED", "curve", "impossible", "number", "run", "time_to_target"]
+__all__ = ["UNCODED", "curve", "impossible", "number", "run"]
 
 NAN = float("nan")
 
 AS_RECORDED = (
-    "step_s",
-    "step_mean_s",
-    "compute_s",
-    "exposed_s",
-    "data_s",
-    "hidden_s",
-    "coding_s",
-    "test_accuracy",
-    "perplexity",
-    "steps",
-    "global_batch_size",
-    "step_jitter",
-    "test_samples",
+    *("step_s", "step_mean_s", "compute_s", "exposed_s", "data_s", "hidden_s", "coding_s"),
+    *("test_accuracy", "perplexity", "steps", "global_batch_size", "step_jitter", "test_samples"),
 )
 """Fields of a "final" record that become columns unchanged."""
 
 UNCODED = (
-    "asked_tensors",
-    "plain_tensors",
-    "declined_tensors",
-    "asked_elements",
-    "plain_elements",
+    *("asked_tensors", "plain_tensors", "declined_tensors"),
+    *("asked_elements", "plain_elements"),
 )
 """Fields of an "engine" record that become columns unchanged; the same on every rank."""
 

@@ -22,7 +22,6 @@ __all__ = [
     "ACCURACY",
     "FEW_ENOUGH",
     "NONE",
-    "PERPLEXITY",
     "Quality",
     "QualityVerdict",
     "compare_quality",

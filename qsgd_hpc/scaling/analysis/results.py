@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.define.study import Case
 
 __all__ = [
     "BREAKDOWN",
@@ -31,43 +31,16 @@ BREAKDOWN = ("compute_s", "exposed_s", "data_s")
 # Order of results.csv after the case's own columns. A name carries its unit; shares and accuracies
 # run from 0 to 1; _lo and _hi bound a 95 % interval and are empty with one repeat.
 COLUMNS = (
-    "nodes",
-    "ranks",
-    "bits",
-    "repeats",
-    "throughput",
-    "throughput_lo",
-    "throughput_hi",
-    "speedup",
-    "speedup_lo",
-    "speedup_hi",
-    "efficiency",
-    "efficiency_lo",
-    "efficiency_hi",
-    "step_s",
-    "compute_s",
-    "exposed_s",
-    "data_s",
-    "hidden_s",
-    "coding_s",
-    "exposed_share",
-    "comm_time_share",
-    "wire_bytes_per_step",
-    "wire_bytes_total",
-    "compression_ratio",
-    "nmse",
-    "train_loss",
-    "test_accuracy",
-    "test_accuracy_lo",
-    "test_accuracy_hi",
-    "perplexity",
-    "perplexity_lo",
-    "perplexity_hi",
-    "time_to_target_s",
-    "steps",
-    "global_batch_size",
-    "link_bits_s",
-    "link_share",
+    *("nodes", "ranks", "bits", "repeats"),
+    *("throughput", "throughput_lo", "throughput_hi"),
+    *("speedup", "speedup_lo", "speedup_hi"),
+    *("efficiency", "efficiency_lo", "efficiency_hi"),
+    *("step_s", "compute_s", "exposed_s", "data_s", "hidden_s", "coding_s"),
+    *("exposed_share", "comm_time_share"),
+    *("wire_bytes_per_step", "wire_bytes_total", "compression_ratio", "nmse", "train_loss"),
+    *("test_accuracy", "test_accuracy_lo", "test_accuracy_hi"),
+    *("perplexity", "perplexity_lo", "perplexity_hi"),
+    *("time_to_target_s", "steps", "global_batch_size", "link_bits_s", "link_share"),
 )
 
 

@@ -6,24 +6,84 @@ import dataclasses
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from qsgd_hpc._data import data
 from qsgd_hpc.env import ALGORITHMS
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import JobRequest
 from qsgd_hpc.jobs.request.validate import fill, network_faults
 from qsgd_hpc.jobs.sites.profile import Site
-from qsgd_hpc.jobs.words import did_you_mean, minutes
+from qsgd_hpc.jobs.words import did_you_mean, listing, minutes
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.network import NONE
 from qsgd_hpc.launch.cores import usable_cores
-from qsgd_hpc.scaling.define import workloads
 from qsgd_hpc.scaling.define.plan import equal_threads
-from qsgd_hpc.scaling.define.program import Program
-from qsgd_hpc.scaling.define.study import BITS, Study
+from qsgd_hpc.scaling.define.study import BITS, Program, Study
 
-__all__ = ["DEFAULTS", "define"]
+__all__ = ["DEFAULTS", "FRAMEWORKS", "define", "find_workload", "workload_names"]
+
+FRAMEWORKS = ("torch", "keras")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A script that trains one network in one framework.
+
+    Attributes:
+        script: the file to start.
+        args: arguments of this workload; they precede all others.
+        unit: the unit of its throughput, "images" or "words".
+    """
+
+    script: Path
+    args: tuple[str, ...]
+    unit: str
+
+
+@cache
+def _index() -> dict[str, dict[str, Any]]:
+    text = data("scaling").joinpath("workloads", "index.yaml").read_text(encoding="utf-8")
+    index: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return index
+
+
+def workload_names(framework: str | None = None) -> tuple[str, ...]:
+    """Return the workloads of this package for a framework, or all, in the index's order."""
+    return tuple(n for n, row in _index().items() if framework is None or framework in row)
+
+
+def find_workload(workload: str, framework: str) -> Workload:
+    """Return a workload of this package.
+
+    Raises:
+        UsageError: there is none with this name, or not in this framework; the message lists the
+            existing ones.
+    """
+    row = _index().get(workload)
+    if row is None:
+        names = workload_names()
+        raise UsageError(
+            f"workload {workload!r}: unknown. {did_you_mean(workload, names)} Workloads: "
+            f"{', '.join(names)}; for your own script, give its path."
+        )
+    there = [each for each in FRAMEWORKS if each in row]
+    if framework not in there:
+        others = ", ".join(workload_names(framework))
+        more = f" Workloads for {framework}: {others}." if framework in FRAMEWORKS else ""
+        raise UsageError(
+            f"workload {workload!r}: not for framework {framework!r}, only for "
+            f"{listing(there, 'and')}.{more}"
+        )
+    file, *args = shlex.split(row[framework])
+    script = data("scaling").joinpath("workloads", *file.split("/"))
+    return Workload(Path(str(script)), tuple(args), row["unit"])
+
 
 Settings = Mapping[str, Any]
 
@@ -115,7 +175,7 @@ def _programs(asked: Settings, folder: Path, faults: list[str]) -> Iterator[Prog
         frameworks: list[str] = own.get("frameworks") or asked["frameworks"]
         for framework in dict.fromkeys(frameworks):
             try:
-                found = workloads.find(own["name"], framework)
+                found = find_workload(own["name"], framework)
             except UsageError as error:
                 faults.append(str(error))
                 continue

@@ -130,17 +130,13 @@ OPTIONS = (
     ),
 )
 
-# Options that a study file also has, and their names there.
+# Options that are lists of words in a study file, and their names there.
 _WORDS = {
     "algorithms": "algorithms",
     "framework": "frameworks",
     "workload": "workloads",
     "filesystems": "filesystems",
 }
-_SAME = (
-    *("site", "mode", "repeats", "epochs", "steps", "ranks_per_node", "walltime", "queue"),
-    *("account", "max_node_hours", "pack", "batch_args", "target", "python"),
-)
 
 
 def scale_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,17 +162,15 @@ class Asked:
 
     Attributes:
         settings: settings of the file and of the command line, which takes precedence.
-        site: name of the site profile; None: the profile of this machine.
         folder: the folder that paths of scripts are relative to.
         name: default name of the study's folder.
         faults: faults of the options; the rest of the definition may have more.
     """
 
     settings: Mapping[str, Any]
-    site: str | None
     folder: Path
     name: str
-    faults: tuple[str, ...] = ()
+    faults: tuple[str, ...]
 
 
 def asked(ctx: click.Context, words: tuple[str, ...]) -> Asked:
@@ -204,12 +198,12 @@ def asked(ctx: click.Context, words: tuple[str, ...]) -> Asked:
     else:
         settings = {**own, "scripts": [words[0]], "args": list(words[1:])}
         folder, name = Path.cwd(), Path(words[0]).stem
-    return Asked(settings, settings.get("site"), folder, name, faults)
+    return Asked(settings, folder, name, faults)
 
 
 def _settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     faults: list[str] = []
-    found = {name: given[name] for name in _SAME if name in given}
+    found = {name: value for name, value in given.items() if name in (*DEFAULTS, "site")}
     for option, key in _WORDS.items():
         if option in given:
             found[key] = [w for w in (w.strip() for w in given[option].split(",")) if w]

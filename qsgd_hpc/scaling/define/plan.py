@@ -9,8 +9,7 @@ from typing import Any
 
 from qsgd_hpc import env
 from qsgd_hpc.scaling import units
-from qsgd_hpc.scaling.define.case import Case
-from qsgd_hpc.scaling.define.study import Study
+from qsgd_hpc.scaling.define.study import Case, Study
 
 __all__ = [
     "PLAIN_BITS",

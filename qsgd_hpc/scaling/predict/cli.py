@@ -1,9 +1,12 @@
-"""``qsgd-hpc predict``: predict a measured training on more nodes of a known machine."""
+"""``qsgd-hpc predict``: predicts a measured training on more nodes of a known machine."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -15,7 +18,7 @@ from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.sites.merge import dotted, merged, unconfirmed
 from qsgd_hpc.jobs.words import listing
 from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site, flat_fabric
-from qsgd_hpc.scaling.predict.inputs import measured, training_of
+from qsgd_hpc.scaling.predict.inputs import Measured, measured, training_of
 from qsgd_hpc.scaling.predict.model import ClosedForm, Network, Setting
 from qsgd_hpc.scaling.predict.model import predict as predict_rows
 from qsgd_hpc.scaling.predict.output import (
@@ -28,10 +31,10 @@ from qsgd_hpc.scaling.predict.output import (
 )
 from qsgd_hpc.scaling.predict.schedules import ALGORITHMS
 from qsgd_hpc.scaling.predict.simgrid import ROUTINGS, SimGrid, simulator
-from qsgd_hpc.scaling.predict.validate import Comparison, compare
+from qsgd_hpc.scaling.store.attempts import is_number
 from qsgd_hpc.scaling.units import count
 
-__all__ = ["parse_nodes", "predict"]
+__all__ = ["predict"]
 
 BITS = (2, 4, 8, 32)
 _RATE = Finite(0, min_open=True)
@@ -103,7 +106,7 @@ def predict(**options: Any) -> None:
         raise UsageError("--validate only prints: drop -o, or redirect the output of --json.")
     if options["validate"]:
         _refuse_choices()
-        both = compare(points, study_mode, fabric, networks, source, setting)
+        both = _compare(points, study_mode, fabric, networks, source, setting)
         _show_comparison(both, fabric, notes, options["as_data"])
         return
     training = training_of(points, study_mode, source)
@@ -225,7 +228,7 @@ def _show(result: Result, as_data: bool, folder: Path | None) -> None:
 
 
 def _show_comparison(
-    rows: list[Comparison], fabric: Fabric, notes: list[str], as_data: bool
+    rows: list[_Comparison], fabric: Fabric, notes: list[str], as_data: bool
 ) -> None:
     if as_data:
         body = [{**row.__dict__, "error": row.error} for row in rows]
@@ -245,6 +248,81 @@ def _show_comparison(
         )
     for note in notes:
         click.echo(note)
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """One size: step times in seconds, and the relative error of the prediction.
+
+    Attributes:
+        spread: largest relative distance of a repeat from the median; None for a single run. A
+            smaller error may be due to the measurement.
+    """
+
+    nodes: int
+    ranks: int
+    bits: int
+    by: str
+    measured_s: float
+    predicted_s: float
+    spread: float | None = None
+
+    @property
+    def error(self) -> float:
+        return self.predicted_s / self.measured_s - 1
+
+
+def _compare(
+    points: Sequence[Measured],
+    mode: str,
+    fabric: Fabric,
+    networks: Sequence[Network],
+    source: str,
+    setting: Setting,
+) -> list[_Comparison]:
+    """Return the measurement and the prediction of every size above the smallest one.
+
+    The step time is the mean over timed steps of computing, exposed communication and waiting for
+    data together. Coding costs are taken from the study itself.
+
+    Raises:
+        UsageError: there is only one size, or values are missing.
+    """
+    training = training_of(points, mode, source)
+    larger = sorted(
+        {(int(p["nodes"]), int(p["ranks"])) for p in points if p["ranks"] > training.ranks}
+    )
+    if not larger:
+        raise UsageError(
+            f"{source} has one size; a validation needs a larger one. Measure --nodes 1,2,4."
+        )
+    found = []
+    for nodes, ranks in larger:
+        chosen = [p for p in points if p["nodes"] == nodes and p["ranks"] == ranks]
+        for bits in sorted({int(p["bits"]) for p in chosen}, reverse=True):
+            times = [s for p in chosen if p["bits"] == bits if (s := _step_s(p)) is not None]
+            if not times:
+                continue
+            here = replace(setting, ranks_per_node=ranks // nodes, mode=mode)
+            middle = median(times)
+            spread = max(abs(s / middle - 1) for s in times) if len(times) > 1 else None
+            for network in networks:
+                row = predict_rows(training, fabric, here, [nodes], [bits], network)[0]
+                found.append(
+                    _Comparison(nodes, ranks, bits, network.name, middle, row.step_s, spread)
+                )
+    return found
+
+
+def _step_s(point: Measured) -> float | None:
+    # The engine's mean step includes the tests between epochs, which are not predicted.
+    for name in ("step_s",) if point.get("source") == "engine" else ("step_mean_s", "step_s"):
+        if is_number(point.get(name)):
+            return float(point[name])
+    throughput, batch = point.get("throughput"), point.get("global_batch_size")
+    if is_number(throughput) and is_number(batch) and throughput > 0:
+        return batch / throughput
+    return None
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.sites.profile import Dragonfly, FatTree, Site
 from qsgd_hpc.scaling.predict.schedules import Layout, Messages
 
-__all__ = ["Fabric", "card_loads", "card_messages", "cards_of", "fabric_of_site", "flat_fabric"]
+__all__ = ["Fabric", "card_loads", "card_messages", "fabric_of_site", "flat_fabric"]
 
 # Defaults for values that a profile does not give; every prediction lists those it used.
 USUAL_ACROSS_S = 2e-6

@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling.define.case import Case
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS, counts_for
+from qsgd_hpc.scaling.define.study import Case
 from qsgd_hpc.scaling.store.attempts import Attempt, finished, is_number, throughput
 from qsgd_hpc.scaling.store.folder import StudyFolder
 

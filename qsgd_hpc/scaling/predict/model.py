@@ -1,6 +1,7 @@
 """Prediction of step times on any number of nodes, from a training and a machine.
 
-A message costs alpha (one value between nodes, another within a node). Its bytes pass the cards of
+The engine's thread fuses the gradients of a step and reduces them one batch after the other. A
+message costs alpha (one value between nodes, another within a node). Its bytes pass the cards of
 the sender and the receiver, or the node's memory. Hockney's model, as in csrc/planner/cost_model.h.
 """
 
@@ -8,9 +9,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import numpy as np
 
 from qsgd_hpc.env import COMPRESSED
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS
@@ -18,23 +22,127 @@ from qsgd_hpc.scaling.predict.agreement import agreement, root_s
 from qsgd_hpc.scaling.predict.coding import FLOAT_BYTES, Coding
 from qsgd_hpc.scaling.predict.fabric import Fabric, card_loads
 from qsgd_hpc.scaling.predict.inputs import TrainingProfile
-from qsgd_hpc.scaling.predict.overlap import (
-    FUSION_BYTES,
-    Gradient,
-    expected_maximum,
-    timeline,
-)
 from qsgd_hpc.scaling.predict.schedules import Layout, Messages, Phase, Schedule, schedule
 
 __all__ = [
     "ClosedForm",
+    "Gradient",
     "Network",
     "Prediction",
     "Setting",
-    "allreduce_s",
+    "StepTimeline",
+    "expected_maximum",
+    "fused",
     "phase_s",
     "predict",
+    "timeline",
 ]
+
+FUSION_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One gradient: its float32 elements, when it is submitted, and whether it is compressed."""
+
+    count: int
+    ready_s: float
+    coded: bool = False
+
+
+@dataclass(frozen=True)
+class StepTimeline:
+    """Times and counts of one step's reductions.
+
+    Attributes:
+        comm_s: seconds that the engine's thread works.
+        agree_s: the part of comm_s in which ranks agree on what to reduce.
+        exposed_s: from the end of the backward pass to the end of the last reduction.
+        collectives: number of reductions.
+        agreements: number of agreements.
+    """
+
+    comm_s: float
+    agree_s: float
+    exposed_s: float
+    collectives: int
+    agreements: int
+
+
+def fused(ready: Sequence[Gradient], fusion_bytes: int) -> list[list[Gradient]]:
+    """Return the ready gradients in batches, one per reduction (csrc/engine/ready_queue.cc).
+
+    Each batch takes the oldest gradient and, in order, all later ones of equal coding, up to the
+    first one that would exceed the limit. Gradients of another coding are skipped.
+    """
+    waiting = deque(ready)
+    batches = []
+    while waiting:
+        first = waiting.popleft()
+        batch, rest, full = [first], deque[Gradient](), False
+        size = first.count * 4
+        for gradient in waiting:
+            alike = not full and gradient.coded == first.coded
+            full = full or (alike and size + gradient.count * 4 > fusion_bytes)
+            if alike and not full:
+                size += gradient.count * 4
+                batch.append(gradient)
+            else:
+                rest.append(gradient)
+        waiting = rest
+        batches.append(batch)
+    return batches
+
+
+def timeline(
+    gradients: Sequence[Gradient],
+    end_s: float,
+    reduce_s: Callable[[int, bool], float],
+    *,
+    agree_s: Callable[[int, bool], float] = lambda *_: 0.0,
+    fusion_bytes: int = FUSION_BYTES,
+) -> StepTimeline:
+    """Return the engine's work in one step.
+
+    In a loop, it takes all gradients that are ready and reduces them batch by batch.
+
+    Args:
+        gradients: in order of submission; times count from the first one.
+        end_s: when the backward pass ends, on the same clock.
+        reduce_s: seconds of one reduction, by elements and whether they are compressed.
+        agree_s: seconds to agree, by the number of gradients and whether ranks waited for them. For
+            gradients that became ready during a reduction, all ranks begin together at its end.
+        fusion_bytes: QSGD_FUSION_BYTES.
+    """
+    waiting = deque(sorted(gradients, key=lambda g: g.ready_s))
+    now, busy, agreeing = -math.inf, 0.0, 0.0
+    collectives = agreements = 0
+    while waiting:
+        next_s = waiting[0].ready_s
+        waited = next_s > now
+        now = max(now, next_s)
+        taken = []
+        while waiting and waiting[0].ready_s <= now:
+            taken.append(waiting.popleft())
+        agreements += 1
+        spent = agree_s(len(taken), waited)
+        agreeing += spent
+        for batch in fused(taken, fusion_bytes):
+            spent += reduce_s(sum(g.count for g in batch), batch[0].coded)
+            collectives += 1
+        now += spent
+        busy += spent
+    return StepTimeline(busy, agreeing, max(0.0, now - end_s), collectives, agreements)
+
+
+def expected_maximum(ranks: int) -> float:
+    """Return the mean of the largest of `ranks` independent standard normal numbers."""
+    if ranks < 2:
+        return 0.0
+    x = np.linspace(-9.0, 9.0, 7201)
+    cumulative = np.array([0.5 * math.erfc(-v / math.sqrt(2)) for v in x]) ** ranks
+    return float(np.sum((x[1:] + x[:-1]) / 2 * np.diff(cumulative)))
+
 
 COPIES = 2
 """Passes over memory of a message within a node: into and out of the shared memory."""
@@ -54,17 +162,14 @@ class Setting:
         ranks_per_node: ranks on each node.
         mode: "weak" keeps the batch of each rank constant, "strong" the batch of all ranks.
         speedup: speed of computing relative to the measurement; 1 for the same processors.
-        fusion_bytes, cycle_s, algorithm, bucket: settings of the engine.
+        algorithm: setting of the engine.
         overlaps: False if no gradient is reduced before the backward pass ends.
     """
 
     ranks_per_node: int = 1
     mode: str = "weak"
     speedup: float = 1.0
-    fusion_bytes: int = FUSION_BYTES
-    cycle_s: float = 0.0
     algorithm: str = "auto"
-    bucket: int = 512
     overlaps: bool = True
 
 
@@ -212,8 +317,7 @@ def _predict_one(
         backward_s,
         _reducer(training, fabric, setting, layout, bits, network),
         agree_s=agree_s,
-        cycle_s=setting.cycle_s,
-        fusion_bytes=0 if training.buckets else setting.fusion_bytes,
+        fusion_bytes=0 if training.buckets else FUSION_BYTES,
     )
     exposed_s = 0.0 if alone else step.exposed_s
     staging_s = 0.0 if alone else _staging_s(training, fabric)
@@ -264,7 +368,7 @@ def _reducer(
 ) -> functools._lru_cache_wrapper[float]:
     @functools.cache
     def reduce_s(count: int, coded: bool) -> float:
-        coding = Coding(bits, setting.bucket) if coded else None
+        coding = Coding(bits) if coded else None
         # Algorithms for float32 cannot send codes, and vice versa.
         wanted = setting.algorithm if _fits(setting.algorithm, coded) else "auto"
         if training.buckets:

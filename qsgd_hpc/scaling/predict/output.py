@@ -15,16 +15,7 @@ from qsgd_hpc.scaling.predict.model import Prediction, Setting
 from qsgd_hpc.scaling.store.folder import writing
 from qsgd_hpc.scaling.units import bits_name, speed
 
-__all__ = [
-    "LABEL",
-    "LIMITS",
-    "Result",
-    "as_json",
-    "as_lines",
-    "as_markdown",
-    "assumptions",
-    "write_folder",
-]
+__all__ = ["LABEL", "Result", "as_json", "as_lines", "assumptions", "write_folder"]
 
 LABEL = "PREDICTION, not a measurement"
 

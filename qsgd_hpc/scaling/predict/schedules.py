@@ -80,22 +80,20 @@ class Phase:
     """Rounds of messages.
 
     Attributes:
-        name: short description.
         rounds: number of rounds.
         at: returns the messages of round i.
+        pattern: phases of equal pattern load a network equally, whatever their sizes.
         together: all rounds are in flight at the same time, as in a direct exchange; otherwise each
             waits for the previous one.
         alike: every round has the same messages as the first, except for rounding of the parts.
-        pattern: phases of equal pattern load a network equally, whatever their sizes.
         members: number of ranks that exchange with one another, for the pattern "exchange".
     """
 
-    name: str
     rounds: int
     at: Callable[[int], Messages]
+    pattern: str
     together: bool = False
     alike: bool = False
-    pattern: str = ""
     members: int = 0
 
 
@@ -193,13 +191,11 @@ def _shift(ranks: int, hop: int, sizes: np.ndarray) -> Messages:
 def _exchange(ranks: int, chunk: np.ndarray) -> tuple[Phase, Phase]:
     """Return a reduce-scatter by direct exchange and an allgather, by the bytes of each chunk."""
 
-    def phase(name: str, at: Callable[[int], Messages]) -> Phase:
-        return Phase(name, ranks - 1, at, together=True, pattern="exchange", members=ranks)
+    def scatter(i: int) -> Messages:
+        return _shift(ranks, i + 1, np.roll(chunk, -(i + 1)))
 
-    return (
-        phase("scatter", lambda i: _shift(ranks, i + 1, np.roll(chunk, -(i + 1)))),
-        phase("gather", lambda i: _shift(ranks, i + 1, chunk)),
-    )
+    one = Phase(ranks - 1, scatter, "exchange", together=True, members=ranks)
+    return one, replace(one, at=lambda i: _shift(ranks, i + 1, chunk))
 
 
 def _direct(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
@@ -219,7 +215,7 @@ def _direct(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase,
         have = 1 << i
         return _shift(ranks, ranks - have, np.full(ranks, size * min(have, ranks - have)))
 
-    return (Phase("gather", (ranks - 1).bit_length(), doubling, pattern="doubling"),)
+    return (Phase((ranks - 1).bit_length(), doubling, "doubling"),)
 
 
 def _sra(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
@@ -246,18 +242,13 @@ def _sra2d(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, 
         targets = (row + i + 1) % rows * columns + column
         return Messages(sources, targets, chunk[targets if scatter else sources])
 
-    def phase(name: str, step: Callable[[int, bool], Messages], rounds: int) -> Phase:
-        scatter = "scatter" in name
-        return Phase(
-            name, rounds, lambda i: step(i, scatter), together=True, pattern=name.split()[0]
-        )
+    def by_row(scatter: bool) -> Phase:
+        return Phase(columns - 1, lambda i: along_row(i, scatter), "row", together=True)
 
-    return (
-        phase("row scatter", along_row, columns - 1),
-        phase("column scatter", along_column, rows - 1),
-        phase("column gather", along_column, rows - 1),
-        phase("row gather", along_row, columns - 1),
-    )
+    def by_column(scatter: bool) -> Phase:
+        return Phase(rows - 1, lambda i: along_column(i, scatter), "column", together=True)
+
+    return by_row(True), by_column(True), by_column(False), by_row(False)
 
 
 def _allgather(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
@@ -269,13 +260,13 @@ def _allgather(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Pha
 def _trips(ranks: int, chunk: np.ndarray) -> tuple[Phase, ...]:
     """Return two rounds of a ring: a reduce-scatter, then an allgather."""
 
-    def phase(name: str, ahead: int) -> Phase:
+    def phase(ahead: int) -> Phase:
         def at(i: int) -> Messages:
             return _shift(ranks, 1, np.roll(chunk, i + ahead))
 
-        return Phase(name, ranks - 1, at, alike=True, pattern="ring")
+        return Phase(ranks - 1, at, "ring", alike=True)
 
-    return phase("scatter", 1), phase("gather", 0)
+    return phase(1), phase(0)
 
 
 def _ring(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[Phase, ...]:
@@ -298,9 +289,9 @@ def _folded(ranks: int, size: int, inner: tuple[Phase, ...]) -> tuple[Phase, ...
         return inner
     sizes = np.full(len(surplus), size)
     return (
-        Phase("fold in", 1, lambda i: Messages(surplus, surplus - power, sizes), pattern="fold"),
+        Phase(1, lambda i: Messages(surplus, surplus - power, sizes), "fold"),
         *inner,
-        Phase("fold out", 1, lambda i: Messages(surplus - power, surplus, sizes), pattern="fold"),
+        Phase(1, lambda i: Messages(surplus - power, surplus, sizes), "fold"),
     )
 
 
@@ -309,9 +300,7 @@ def _recursive_doubling(ranks: int, tensors: Tensors, coding: Coding | None) -> 
     rounds = ranks.bit_length() - 1
     sources = np.arange(1 << rounds)
     whole = np.full(len(sources), size)
-    inner = Phase(
-        "exchange", rounds, lambda i: Messages(sources, sources ^ (1 << i), whole), pattern="hops"
-    )
+    inner = Phase(rounds, lambda i: Messages(sources, sources ^ (1 << i), whole), "hops")
     return _folded(ranks, size, (inner,))
 
 
@@ -337,10 +326,7 @@ def _rabenseifner(ranks: int, tensors: Tensors, coding: Coding | None) -> tuple[
         hop = len(sources) >> (i + 1)
         return Messages(sources, sources ^ hop, group_bytes(places, 1 << i))
 
-    inner = (
-        Phase("halve", rounds, halve, pattern="halves"),
-        Phase("double", rounds, double, pattern="halves"),
-    )
+    inner = (Phase(rounds, halve, "halves"), Phase(rounds, double, "halves"))
     return _folded(ranks, count * FLOAT_BYTES, inner)
 
 

@@ -26,7 +26,7 @@ from qsgd_hpc.jobs.sites.profile import Dragonfly, FatTree
 from qsgd_hpc.scaling.predict.fabric import Fabric, card_loads, card_messages
 from qsgd_hpc.scaling.predict.schedules import Layout, Messages, Phase, Schedule
 
-__all__ = ["MOST_MESSAGES", "ROUTINGS", "SimGrid", "platform_line", "sampled", "simulator"]
+__all__ = ["ROUTINGS", "SimGrid", "platform_line", "simulator"]
 
 MOST_MESSAGES = 8192
 """Most messages in flight in a simulation; larger exchanges are sampled by rounds."""

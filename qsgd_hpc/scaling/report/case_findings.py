@@ -11,9 +11,8 @@ import pandas as pd
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.fits import peak_ranks
 from qsgd_hpc.scaling.analysis.quality import compare_quality, quality_of
-from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Estimate, Fit, LinkFit
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Estimate, Fit, LinkFit, Row
 from qsgd_hpc.scaling.analysis.verdicts import (
-    Row,
     Verdict,
     compare_speed,
     judge,
@@ -21,8 +20,8 @@ from qsgd_hpc.scaling.analysis.verdicts import (
     plain_row,
     representative_row,
 )
-from qsgd_hpc.scaling.define.case import Case
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS
+from qsgd_hpc.scaling.define.study import Case
 
 __all__ = [
     "CaseFindings",

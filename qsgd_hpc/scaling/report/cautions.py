@@ -8,9 +8,8 @@ from enum import Enum
 from qsgd_hpc.launch.cluster.network import SHORT, bits_per_s
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.quality import ACCURACY
-from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis
+from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis, Row
 from qsgd_hpc.scaling.analysis.stats import ORDERED_FROM, proportion_bound
-from qsgd_hpc.scaling.analysis.verdicts import Row
 
 __all__ = ["Machine", "cautions"]
 

@@ -56,7 +56,7 @@ def report(
 
 
 def _append(target: Path, folder: StudyFolder, system: str | None) -> None:
-    from qsgd_hpc.scaling.report.rows import COLUMNS, rows, to_csv
+    from qsgd_hpc.scaling.report.tables import COLUMNS, rows, to_csv
     from qsgd_hpc.scaling.store.attempts import finished
 
     attempts, _ = folder.attempts()

@@ -8,15 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling import units
-from qsgd_hpc.scaling.analysis.results import CaseAnalysis
-from qsgd_hpc.scaling.analysis.verdicts import (
-    SAME_MARGIN,
-    Row,
-    Verdict,
-    compare_rows,
-)
-from qsgd_hpc.scaling.define.case import Case
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Row
+from qsgd_hpc.scaling.analysis.verdicts import SAME_MARGIN, Verdict, compare_rows
 from qsgd_hpc.scaling.define.plan import global_batch
+from qsgd_hpc.scaling.define.study import Case
 from qsgd_hpc.scaling.report.cells import place
 
 if TYPE_CHECKING:

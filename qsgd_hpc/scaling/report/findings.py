@@ -6,13 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from qsgd_hpc.scaling import units
-from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis
-from qsgd_hpc.scaling.analysis.verdicts import (
-    Judgement,
-    Row,
-    largest_rows,
-    representative_judgement,
-)
+from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis, Row
+from qsgd_hpc.scaling.analysis.verdicts import Judgement, largest_rows, representative_judgement
 from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.report.case_findings import (
     CaseFindings,

@@ -15,15 +15,7 @@ from qsgd_hpc.scaling.define.plan import PLAIN_BITS, Point, plan, script_args
 from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.store.attempts import Attempt
 
-__all__ = [
-    "Estimate",
-    "estimate",
-    "expected_s",
-    "measured_s",
-    "print_plan",
-    "refuse",
-    "spent",
-]
+__all__ = ["Estimate", "estimate", "expected_s", "measured_s", "print_plan", "refuse", "spent"]
 
 
 def print_plan(console: Console, study: Study, done: Sequence[str], coming: Estimate) -> None:

@@ -14,12 +14,19 @@ from qsgd_hpc.scaling.define.plan import Point
 from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.run import driver, single
 from qsgd_hpc.scaling.run.cost import measured_s
-from qsgd_hpc.scaling.run.pack import Entry, PackPlan, begun, outcome_state
+from qsgd_hpc.scaling.run.driver import Entry, PackPlan, begun, outcome_state
 from qsgd_hpc.scaling.run.progress import Progress
-from qsgd_hpc.scaling.run.submitted import Names, StudyJob, job_of, study_request, submit_noted
+from qsgd_hpc.scaling.run.submitted import (
+    Names,
+    StudyJob,
+    job_of,
+    of_job,
+    study_request,
+    submission,
+    submit_noted,
+)
 from qsgd_hpc.scaling.store.attempts import Attempt
 from qsgd_hpc.scaling.store.folder import AttemptFolder, PackFolder, StudyFolder, write_whole
-from qsgd_hpc.scaling.store.provenance import of_job, submission
 
 __all__ = ["Packed", "adopt", "request", "start"]
 

@@ -94,7 +94,7 @@ class Progress:
         count = f"[{self.done + 1}/{self.total}]"
         if attempt.fault is not None:
             self._say(Text(f"  ✗ {self._name(point)}: {attempt.fault}. Log: {log}", style="red"))
-            self._say(Text(tail(log), style="dim"))
+            self._say(Text(_tail(log), style="dim"))
             return
         self.done += 1
         if not entry.adopted:  # when an adopted job began is unknown
@@ -141,13 +141,13 @@ class Progress:
         return f"ETA {units.duration(left)}"
 
 
-def tail(log: Path, lines: int = TAIL_LINES) -> str:
+def _tail(log: Path) -> str:
     """Return the end of a job's output, indented."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "    (no output)"
-    return "\n".join(f"    {line}" for line in text.splitlines()[-lines:]) or "    (no output)"
+    return "\n".join(f"    {line}" for line in text.splitlines()[-TAIL_LINES:]) or "    (no output)"
 
 
 def _age(entry: _Seen) -> str:

@@ -16,10 +16,9 @@ from qsgd_hpc.jobs.waiting import Patience
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.scaling.define.plan import Point, plan
-from qsgd_hpc.scaling.define.program import Program
-from qsgd_hpc.scaling.define.study import Study
+from qsgd_hpc.scaling.define.study import Program, Study
 from qsgd_hpc.scaling.run import cost, packed, single
-from qsgd_hpc.scaling.run.pack import JOB_ENDS
+from qsgd_hpc.scaling.run.driver import JOB_ENDS
 from qsgd_hpc.scaling.run.packed import Packed
 from qsgd_hpc.scaling.run.progress import Progress
 from qsgd_hpc.scaling.run.single import Single

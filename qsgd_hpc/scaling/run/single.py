@@ -17,12 +17,13 @@ from qsgd_hpc.scaling.run.submitted import (
     StudyJob,
     job_of,
     never_taken,
+    of_job,
     study_request,
+    submission,
     submit_noted,
 )
 from qsgd_hpc.scaling.store.attempts import Attempt, parse_records, throughput
 from qsgd_hpc.scaling.store.folder import AttemptFolder, StudyFolder
-from qsgd_hpc.scaling.store.provenance import of_job, submission
 
 __all__ = ["Single", "collect", "left_behind", "live_speed", "request", "start"]
 

@@ -1,18 +1,32 @@
-"""A submitted job of a study, and the link to its folder that survives interruptions."""
+"""A submitted job of a study: its provenance, and its folder, which survives interruptions."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from qsgd_hpc import jobs
+from qsgd_hpc import __version__, jobs
 from qsgd_hpc.errors import QsgdError
 from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.store.folder import JobFolder, StudyFolder
-from qsgd_hpc.scaling.store.provenance import of_job
 
-__all__ = ["Names", "StudyJob", "job_of", "never_taken", "study_request", "submit_noted"]
+__all__ = [
+    "Names",
+    "StudyJob",
+    "job_of",
+    "never_taken",
+    "of_job",
+    "study_request",
+    "submission",
+    "submit_noted",
+]
 
 # After a restart, a scheduler may not list a job for some time.
 LOST_LOOKS = 4
@@ -100,3 +114,60 @@ def never_taken(job: jobs.Job) -> bool:
     progress = job.progress  # local jobs have no scheduler_id
     began = progress.scheduler_id is not None or progress.started_at is not None
     return progress.state is jobs.JobState.LOST and not began
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Return {"commit", "dirty"} of the repository that contains `folder`; None if there is none.
+
+    Dirty means that tracked files differ from the commit; untracked files do not count.
+    """
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "-uno"))}
+
+
+def submission(script: Path) -> dict[str, Any]:
+    """Return the provenance that is known when a job is submitted.
+
+    Facts that only the job can determine (host, processor, frameworks, MPI library) are in every
+    line that the script records.
+    """
+    return {
+        "git": git_state(script.parent),
+        "script_sha256": hashlib.sha256(script.read_bytes()).hexdigest(),
+        "submitted_from": socket.gethostname(),
+        "modules": [m for m in os.environ.get("LOADEDMODULES", "").split(":") if m],
+        "qsgd_hpc": __version__,
+        "python": sys.version.split()[0],
+    }
+
+
+def of_job(facts: Mapping[str, Any], asked: jobs.JobRequest, job: jobs.Job) -> dict[str, Any]:
+    """Return the provenance of a submitted job: these facts, its request and its id."""
+    return {
+        **facts,
+        "job": {
+            "id": job.id,
+            "site": job.site,
+            "scheduler": job.scheduler,
+            "submitted_at": job.submitted_at,
+        },
+        "command": [str(asked.script), *asked.script_args],
+        "env": dict(asked.env),
+        "job_id": job.id,
+    }
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

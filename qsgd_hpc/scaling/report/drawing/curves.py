@@ -1,4 +1,4 @@
-"""Quality over time and epochs, and bars of the largest size: bytes on the wire, and quality."""
+"""Quality over time and epochs."""
 
 from __future__ import annotations
 
@@ -11,23 +11,18 @@ from matplotlib.ticker import MaxNLocator
 
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
-from qsgd_hpc.scaling.analysis.verdicts import largest_rows
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS
-from qsgd_hpc.scaling.report.cells import interval, place
-from qsgd_hpc.scaling.report.drawing.panel import Panel, mark
 from qsgd_hpc.scaling.report.drawing.style import (
     GRID,
     PAPER,
     QUIET,
-    Row,
-    beside,
-    bits_axis,
+    Panel,
     colour,
+    mark,
     marker,
     side_labels,
 )
 
-__all__ = ["curve_panels", "quality_panels", "wire_panels"]
+__all__ = ["curve_panels"]
 
 # With at most this many epochs, each has a marker.
 MARKED_UP_TO = 20
@@ -50,30 +45,6 @@ def curve_panels(case: CaseAnalysis) -> list[Panel]:
         )
         for nodes, found in curves.groupby("nodes")
     ]
-
-
-def wire_panels(case: CaseAnalysis) -> list[Panel]:
-    """Return the bytes of a step at the largest size in a list; it is empty if none are known."""
-    largest = largest_rows(case)
-    rows = [r for r in largest if r["wire_bytes_per_step"]]
-    if not rows:
-        return []
-    title = f"Bytes on the wire per step, {units.nodes_name(largest[0]['nodes'])}"
-    caption = "What all ranks together send in one training step."
-    height = 0.5 + 0.4 * len(largest)
-    return [Panel("wire", title, caption, height, lambda axes: _wire(axes[0], rows))]
-
-
-def quality_panels(case: CaseAnalysis) -> list[Panel]:
-    """Return the quality at the largest size in a list; it is empty if none is known."""
-    largest = largest_rows(case)
-    rows = [r for r in largest if case.quality and r[case.quality] is not None]
-    if not rows:
-        return []
-    title = f"{units.quality_name(case.quality)}, {units.nodes_name(largest[0]['nodes'])}"
-    caption = "After the last epoch. The axis does not start at zero."
-    height = 0.5 + 0.4 * len(largest) + 0.2
-    return [Panel("quality", title, caption, height, lambda axes: _quality(axes[0], case, rows))]
 
 
 def _recorded(case: CaseAnalysis) -> pd.DataFrame:
@@ -180,52 +151,3 @@ def _target(axes: Any, case: CaseAnalysis) -> None:
 
 def _scale(case: CaseAnalysis) -> float:
     return 100 if case.quality == "test_accuracy" else 1
-
-
-def _wire(axes: Any, rows: Sequence[Row]) -> None:
-    """Draw the bytes that all ranks together send in one step."""
-    bits_axis(axes, rows)
-    for line, row in enumerate(rows):
-        value, ratio = row["wire_bytes_per_step"], row["compression_ratio"]
-        plain = row["bits"] == PLAIN_BITS or ratio is None
-        fewer = "" if plain else f"{units.times(ratio)} fewer"
-        size = units.bytes_short(value)
-        bar = axes.barh(line, value, height=0.56, color=colour(row["bits"]))
-        mark(bar[0], row["bits"], place(row), f"{value:,.0f} bytes per step", fewer)
-        beside(axes, value, line, f"{size},  {fewer}" if fewer else size, row["bits"])
-    axes.set_xlim(0, max(r["wire_bytes_per_step"] for r in rows) * 1.3)
-    axes.set_xticks([])
-    axes.spines["bottom"].set_visible(False)
-
-
-def _quality(axes: Any, case: CaseAnalysis, rows: Sequence[Row]) -> None:
-    """Draw the accuracies or perplexities reached, with their intervals."""
-    bits_axis(axes, rows)
-    accuracy = case.quality == "test_accuracy"
-    scale = 100 if accuracy else 1
-    values = [scale * r[case.quality] for r in rows]
-    lows = [_bound(r, case.quality, "lo", scale) for r in rows]
-    highs = [_bound(r, case.quality, "hi", scale) for r in rows]
-    middle = (min(lows) + max(highs)) / 2
-    half = max(0.5 if accuracy else 0.02 * middle, 0.7 * (max(highs) - min(lows)))
-    axes.set_xlim(middle - half, middle + half * 1.7)
-    for line, row in enumerate(rows):
-        shade = colour(row["bits"])
-        if highs[line] > lows[line]:
-            style = {"lw": 5, "alpha": 0.3, "solid_capstyle": "butt"}
-            span = [lows[line], highs[line]]
-            mark(axes.plot(span, [line] * 2, color=shade, **style)[0], row["bits"])
-        dot = axes.plot(values[line], line, marker(row["bits"]), color=shade, ms=8, mec=PAPER)
-        spread = interval(row, case.quality, lambda v: units.quality(case.quality, v))
-        text = units.quality(case.quality, row[case.quality])
-        mark(dot[0], row["bits"], place(row), text, spread)
-        beside(axes, highs[line], line, text, row["bits"], gap=9)
-    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}{'%' if accuracy else ''}")
-    axes.grid(axis="x", color=GRID, lw=0.8)
-    axes.spines["bottom"].set_visible(False)
-
-
-def _bound(row: Row, name: str, end: str, scale: float) -> float:
-    bound = row[f"{name}_{end}"]
-    return scale * float(row[name] if bound is None else bound)

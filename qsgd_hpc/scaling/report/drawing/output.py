@@ -16,28 +16,31 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
-from qsgd_hpc.scaling.report.drawing.curves import curve_panels, quality_panels, wire_panels
-from qsgd_hpc.scaling.report.drawing.networks import network_panels
-from qsgd_hpc.scaling.report.drawing.panel import Panel, live
+from qsgd_hpc.scaling.report.drawing.bars import (
+    breakdown_panels,
+    draw_key,
+    network_panels,
+    quality_panels,
+    wire_panels,
+)
+from qsgd_hpc.scaling.report.drawing.curves import curve_panels
 from qsgd_hpc.scaling.report.drawing.speed import (
     efficiency_panels,
     speedup_panels,
     throughput_panel,
 )
-from qsgd_hpc.scaling.report.drawing.steps import breakdown_panels, draw_key
-from qsgd_hpc.scaling.report.drawing.style import QUIET, VARIABLES, colour, logarithmic, styled
+from qsgd_hpc.scaling.report.drawing.style import (
+    QUIET,
+    VARIABLES,
+    Panel,
+    colour,
+    live,
+    logarithmic,
+    styled,
+)
 from qsgd_hpc.scaling.report.networks import Family
 
-__all__ = [
-    "Chart",
-    "Drawing",
-    "chart",
-    "charts",
-    "panels",
-    "write_files",
-    "write_networks",
-    "write_sheet",
-]
+__all__ = ["Chart", "Drawing", "chart", "charts", "write_files", "write_networks", "write_sheet"]
 
 # Widths in inches that give all charts the same scale and font size in the page: the first chart
 # next to two small ones, two others in a row, and every chart on a phone (SMALL).

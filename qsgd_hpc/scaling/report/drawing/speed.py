@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qsgd_hpc.scaling import units
-from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Fit
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Fit, Row
 from qsgd_hpc.scaling.analysis.verdicts import largest_rows
 from qsgd_hpc.scaling.report.cells import interval, place
-from qsgd_hpc.scaling.report.drawing.panel import Panel, mark
 from qsgd_hpc.scaling.report.drawing.style import (
     INK,
     PAPER,
     QUIET,
-    Row,
+    Panel,
     colour,
     logarithmic,
+    mark,
     marker,
     nodes_axis,
     side_labels,

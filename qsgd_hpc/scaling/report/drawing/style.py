@@ -1,9 +1,13 @@
-"""Colours, markers, and the common style of all axes of a report."""
+"""Charts, independent of their format: content, marks for the interactive page, and style."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import html
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -11,23 +15,21 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from qsgd_hpc.scaling import units
-from qsgd_hpc.scaling.report.drawing.panel import mark
-
 __all__ = [
     "GRID",
     "INK",
-    "LOG_FROM",
     "PAPER",
     "PARTS",
     "QUIET",
     "STYLE",
     "VARIABLES",
-    "Row",
+    "Panel",
+    "Swatch",
     "beside",
-    "bits_axis",
     "colour",
+    "live",
     "logarithmic",
+    "mark",
     "marker",
     "nodes_axis",
     "side_labels",
@@ -36,7 +38,66 @@ __all__ = [
     "value_axis",
 ]
 
-Row = Mapping[str, Any]
+_GROUP = re.compile(r"""<g id=(?P<id>"[^"]*"|'[^']*')(?P<rest>[^>]*)>""")
+
+
+@dataclass(frozen=True)
+class Swatch:
+    """An entry of a chart's key: the series, its name, and its CSS variable."""
+
+    series: str
+    name: str
+    variable: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The content of a chart.
+
+    Attributes:
+        name: name of the chart, unique in its case; part of its id in the page.
+        title: heading.
+        caption: one or two sentences under it.
+        height: height of one of its axes in inches.
+        draw: draws the chart on a sequence of `axes` axes.
+        axes: number of axes; side by side if there is room, else one above the other.
+        key: meaning of the colours, if the chart has no labels for it.
+    """
+
+    name: str
+    title: str
+    caption: str
+    height: float
+    draw: Callable[[Sequence[Any]], None]
+    axes: int = 1
+    key: tuple[Swatch, ...] = ()
+
+
+def mark(artist: Any, series: int | str, *tip: str) -> None:
+    """Attach a series and the lines of a tooltip to an artist.
+
+    matplotlib writes an artist's gid as the id of its SVG group; :func:`live` converts it to
+    attributes for the page.
+    """
+    artist.set_gid(json.dumps([str(series), *(line for line in tip if line)]))
+
+
+def live(svg: str) -> str:
+    """Convert the ids written by :func:`mark` to data-series and a title; remove all other ids."""
+
+    def group(match: re.Match[str]) -> str:
+        try:
+            series, *tip = json.loads(html.unescape(match["id"][1:-1]))
+        except ValueError:
+            return f"<g{match['rest']}>"  # an id of matplotlib: unused, and not unique in a page
+        named = f'<g data-series="{html.escape(series)}"'
+        if not tip:
+            return f"{named}{match['rest']}>"
+        text = html.escape("\n".join(tip))
+        return f'{named} class="mark"{match["rest"]}><title>{text}</title>'
+
+    return _GROUP.sub(group, svg)
+
 
 # After Okabe and Ito: colour-blind safe, darkened to be readable as text on white. Every series
 # also has its own marker and label.
@@ -148,17 +209,6 @@ def value_axis(axes: Any, lowest: float, highest: float, *, log: bool) -> None:
     axes.grid(axis="y", color=GRID, lw=0.8)
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)
-
-
-def bits_axis(axes: Any, rows: Sequence[Row]) -> None:
-    """Lay out the y axis of a bar chart: one line for each row, named by its bits."""
-    axes.set_yticks(range(len(rows)), [units.bits_name(r["bits"]) for r in rows])
-    axes.set_ylim(len(rows) - 0.45, -0.55)
-    axes.tick_params(length=0)
-    axes.spines["left"].set_visible(False)
-    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
-        label.set_color(colour(row["bits"]))
-        label.set_fontweight("bold")
 
 
 def side_labels(axes: Any, labels: Sequence[tuple[float, str, str]]) -> None:
