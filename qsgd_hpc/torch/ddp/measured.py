@@ -70,7 +70,7 @@ def watch(model: Any) -> None:
 def watch_shards(module: Any) -> None:
     """Time FSDP2's collectives, in versions of torch with separate collectives."""
     with contextlib.suppress(ImportError):
-        from qsgd_hpc.torch.fsdp.timed import time_shards
+        from qsgd_hpc.torch.fsdp.collectives import time_shards
 
         time_shards(module, _steps.note_shard)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qsgd_hpc import _core
 from qsgd_hpc.torch._groups import HOST
 from qsgd_hpc.torch._kernels import by_code, uploaded
-from qsgd_hpc.torch.fsdp.pieces import Piece, message_bytes
+from qsgd_hpc.torch.fsdp.layout import Piece, message_bytes
 from qsgd_hpc.torch.ops._tensors import current_stream_of, name_of
 
 __all__ = ["DeviceCodec", "HostCodec", "ShardCodec", "Streams"]
@@ -30,7 +30,7 @@ class ShardCodec:
     """An encoder and decoder of shards of one layout; this base class copies exact pieces.
 
     Args:
-        pieces: all pieces of a shard (:func:`qsgd_hpc.torch.fsdp.pieces.pieces_of`).
+        pieces: all pieces of a shard (:func:`qsgd_hpc.torch.fsdp.layout.pieces_of`).
         place: the device in whose memory it codes.
     """
 
