@@ -19,10 +19,9 @@ from qsgd_hpc.torch._groups import host_group, say, why_unsupported
 from qsgd_hpc.torch._kernels import serves, why_on_host
 from qsgd_hpc.torch.amp import report_skipped_steps
 from qsgd_hpc.torch.ddp.device import DevicePlan, Queue, make_device_plan
-from qsgd_hpc.torch.ddp.memory import Memory
+from qsgd_hpc.torch.ddp.memory import Memory, Unused
 from qsgd_hpc.torch.ddp.pipeline import Job, Pipeline, future_for, staged
 from qsgd_hpc.torch.ddp.plan import Place, Plan, make_plan
-from qsgd_hpc.torch.ddp.unused import Unused
 
 __all__ = ["QSGDState"]
 
