@@ -19,11 +19,9 @@ from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 from qsgd_hpc.frameworks.pending import checked_passes
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.ops import Max, Sum
-from qsgd_hpc.torch.claims import Claim
-from qsgd_hpc.torch.naming import name_parameters
 from qsgd_hpc.torch.ops import allreduce
-from qsgd_hpc.torch.prepared import GradientAllreduce
-from qsgd_hpc.torch.step_mark import mark_step
+from qsgd_hpc.torch.parameters import Claim, name_parameters
+from qsgd_hpc.torch.prepared import GradientAllreduce, mark_step
 from qsgd_hpc.torch.wrapped import Wrapped
 
 __all__ = ["AdasumOptimizer"]

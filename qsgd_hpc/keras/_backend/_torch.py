@@ -17,8 +17,7 @@ from qsgd_hpc.keras._backend import Backend, F, Reducer, distinct_paths
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.torch.compression import Compression
 from qsgd_hpc.torch.ops import allreduce
-from qsgd_hpc.torch.prepared import GradientAllreduce
-from qsgd_hpc.torch.step_mark import mark_step
+from qsgd_hpc.torch.prepared import GradientAllreduce, mark_step
 
 __all__ = ["BACKEND"]
 

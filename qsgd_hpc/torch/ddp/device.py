@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from qsgd_hpc import _core
 from qsgd_hpc.compression import Lossy
-from qsgd_hpc.torch._groups import all_gather_single
-from qsgd_hpc.torch._kernels import by_code, uploaded
+from qsgd_hpc.torch._distributed import all_gather_single, by_code, uploaded
 from qsgd_hpc.torch.ddp.memory import Memory, Slot
 from qsgd_hpc.torch.ddp.pipeline import future_for
 from qsgd_hpc.torch.ddp.plan import Place, bucket_tensor, gradients_of

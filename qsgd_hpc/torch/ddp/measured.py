@@ -19,7 +19,7 @@ import torch.distributed as dist
 from qsgd_hpc.recording.engine_record import warmup_steps
 from qsgd_hpc.recording.records import record
 from qsgd_hpc.rules import PLAIN_BITS
-from qsgd_hpc.torch._groups import hook_states
+from qsgd_hpc.torch._distributed import hook_states
 from qsgd_hpc.torch.ddp.state import QSGDState
 
 __all__ = ["stepped", "watch", "watch_shards", "write_record"]

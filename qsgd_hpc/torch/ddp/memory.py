@@ -13,7 +13,7 @@ import torch
 from qsgd_hpc import _core
 from qsgd_hpc._core import Coding
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.torch.naming import plain_name
+from qsgd_hpc.torch.parameters import plain_name
 
 __all__ = ["Memory", "Slot", "Unused"]
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from qsgd_hpc.torch._groups import HOST
+from qsgd_hpc.torch._distributed import HOST
 from qsgd_hpc.torch.ddp.plan import Plan, Wave
 
 __all__ = ["Job", "Pipeline", "future_for", "staged"]

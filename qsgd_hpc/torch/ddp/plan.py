@@ -11,7 +11,7 @@ import torch
 from qsgd_hpc import _core
 from qsgd_hpc._core import Coding
 from qsgd_hpc.compression import Lossy
-from qsgd_hpc.torch._groups import HOST
+from qsgd_hpc.torch._distributed import HOST
 from qsgd_hpc.torch.ddp.memory import Memory, Slot
 from qsgd_hpc.torch.ops._tensors import name_of
 

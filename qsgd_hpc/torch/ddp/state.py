@@ -15,8 +15,7 @@ from qsgd_hpc import _core, env
 from qsgd_hpc.compression import KINDS, Lossy
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS, Rule
-from qsgd_hpc.torch._groups import host_group, say, why_unsupported
-from qsgd_hpc.torch._kernels import serves, why_on_host
+from qsgd_hpc.torch._distributed import host_group, say, serves, why_on_host, why_unsupported
 from qsgd_hpc.torch.amp import report_skipped_steps
 from qsgd_hpc.torch.ddp.device import DevicePlan, Queue, make_device_plan
 from qsgd_hpc.torch.ddp.memory import Memory, Unused

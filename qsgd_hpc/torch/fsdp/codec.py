@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from qsgd_hpc import _core
-from qsgd_hpc.torch._groups import HOST
-from qsgd_hpc.torch._kernels import by_code, uploaded
+from qsgd_hpc.torch._distributed import HOST, by_code, uploaded
 from qsgd_hpc.torch.fsdp.layout import Piece, message_bytes
 from qsgd_hpc.torch.ops._tensors import current_stream_of, name_of
 

@@ -23,14 +23,15 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 from qsgd_hpc.compression import FLOATING, Lossy
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import PLAIN_BITS
-from qsgd_hpc.torch._groups import (
+from qsgd_hpc.torch._distributed import (
     HOST,
     all_gather_single,
     reduce_scatter_single,
     say,
+    serves,
+    why_on_host,
     why_unsupported,
 )
-from qsgd_hpc.torch._kernels import serves, why_on_host
 from qsgd_hpc.torch.fsdp.codec import DeviceCodec, HostCodec, ShardCodec
 from qsgd_hpc.torch.fsdp.layout import (
     Part,

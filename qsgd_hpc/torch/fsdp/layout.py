@@ -21,8 +21,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from qsgd_hpc import _core
 from qsgd_hpc.compression import Lossy
-from qsgd_hpc.torch.naming import plain_name
 from qsgd_hpc.torch.ops._tensors import name_of
+from qsgd_hpc.torch.parameters import plain_name
 
 __all__ = [
     "Part",
