@@ -24,8 +24,7 @@ from qsgd_hpc.errors import (
     RankFailedError,
     UsageError,
 )
-from qsgd_hpc.frameworks.parts import Part, SamplerPart, StatefulPart, ValuePart
-from qsgd_hpc.frameworks.sampler import ElasticShares
+from qsgd_hpc.frameworks.parts import ElasticShares, Part, SamplerPart, StatefulPart, ValuePart
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.feedback import (
     Shares,
