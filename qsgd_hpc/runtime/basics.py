@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import RankFailedError, UsageError
-from qsgd_hpc.runtime import autotune, job, job_settings, lifeline, mpi_binding, planning, roll_call
+from qsgd_hpc.runtime import autotune, job_settings, lifeline, mpi_binding, planning, roll_call
 from qsgd_hpc.timeline import writing
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def init(
             settings["QSGD_DYNAMIC_PROCESS_SETS"] = True
         with roll_call.waiting(settings, every_rank=comm is None):
             mpi = mpi_binding.start_mpi()
-            own, split = job.communicators(mpi, comm)
+            own, split = mpi_binding.communicators(mpi, comm)
             try:
                 job_settings.require_equal(own, settings)
             except UsageError:
