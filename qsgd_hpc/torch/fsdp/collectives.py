@@ -99,29 +99,23 @@ class ShardedModule:
         shard: torch.Tensor,
         group: dist.ProcessGroup,
         compression: Lossy,
-        parts: tuple[Part, ...] | None = None,
-    ) -> ShardCodec:
-        """Return the codec for shards of this kind, which have all parts or the given ones."""
-        parts = self.parts if parts is None else parts
-        key = (shard.numel(), shard.dtype, shard.device, group.size(), compression, parts)
-        if key not in self._codecs:
-            self._codecs[key] = self._new_codec(shard, group, compression, parts)
-        return self._codecs[key]
-
-    def _new_codec(
-        self,
-        shard: torch.Tensor,
-        group: dist.ProcessGroup,
-        compression: Lossy,
         parts: tuple[Part, ...],
     ) -> ShardCodec:
-        pieces = pieces_of(parts, self.name, compression, shard.numel(), group.size(), shard.dtype)
-        library = serves(shard.device, compression, group)
-        if library is not None:
-            return DeviceCodec(library, pieces, shard.dtype, self.seed, shard.device)
-        if shard.device != HOST:
-            _report(shard.device, why_on_host(shard.device, compression, group))
-        return HostCodec(pieces, shard.dtype, self.seed, self.threads)
+        """Return the codec for shards of this kind, which have these parts."""
+        count, dtype, device, ranks = shard.numel(), shard.dtype, shard.device, group.size()
+        key = (count, dtype, device, ranks, compression, parts)
+        if key in self._codecs:
+            return self._codecs[key]
+        pieces = pieces_of(parts, self.name, compression, count, ranks, dtype)
+        codec: ShardCodec
+        if (library := serves(device, compression, group)) is not None:
+            codec = DeviceCodec(library, pieces, dtype, self.seed, device)
+        else:
+            if device != HOST:
+                _report(device, why_on_host(device, compression, group))
+            codec = HostCodec(pieces, dtype, self.seed, self.threads)
+        self._codecs[key] = codec
+        return codec
 
 
 @functools.cache
@@ -241,7 +235,7 @@ class QSGDAllGather(_Coded, AllGather):
                 output_tensor, input_tensor, group=group, async_op=async_op
             )
             return work
-        codec = self._module.codec(input_tensor, group, compression)
+        codec = self._module.codec(input_tensor, group, compression, self._module.parts)
         mine, shard = codec.messages(1), input_tensor.view(1, -1).to(codec.place)
         codec.encode(shard, mine, {0: WEIGHTS}, self._module.steps, group.rank())
         to_send = mine.to(_transport_device(mine, input_tensor.device, group))
