@@ -31,7 +31,7 @@ from qsgd_hpc.runtime.feedback import (
     error_feedback_state,
     load_error_feedback_state,
     own_shares,
-    set_of,
+    parts_of,
     sum_of_shares,
 )
 from qsgd_hpc.runtime.objects import broadcast_object
@@ -219,7 +219,7 @@ class State:
             {
                 name: values
                 for name, values in owed.items()
-                if (of_set := set_of(name)) == 0 or of_set in known
+                if (of_set := parts_of(name)[0]) == 0 or of_set in known
             }
         )
 

@@ -179,7 +179,6 @@ def _build(mpi: mpi_binding.Mpi, comm: Any, settings: job_settings.Settings) -> 
     if peers:
         engine.watch(peers, GRACE_S)
     _core.set_current_engine(engine)
-    dynamic = settings["QSGD_DYNAMIC_PROCESS_SETS"]
     return Context(
         engine=engine,
         comm=comm,
@@ -192,7 +191,7 @@ def _build(mpi: mpi_binding.Mpi, comm: Any, settings: job_settings.Settings) -> 
         cross_rank=layout.across.index(rank),
         cross_size=len(layout.across),
         homogeneous=layout.homogeneous,
-        dynamic_process_sets=dynamic,
+        dynamic_process_sets=settings["QSGD_DYNAMIC_PROCESS_SETS"],
     )
 
 
