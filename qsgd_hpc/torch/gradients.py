@@ -21,8 +21,8 @@ from qsgd_hpc.runtime.feedback import Ownership, forget_ownerless
 from qsgd_hpc.runtime.ops import Group, Handle
 from qsgd_hpc.torch.ops import sparse_allreduce_async
 from qsgd_hpc.torch.ops._tensors import used_here
-from qsgd_hpc.torch.parameters import Claim, name_parameters
-from qsgd_hpc.torch.prepared import GradientAllreduce, ParameterGradient, mark_step
+from qsgd_hpc.torch.parameters import Claim, name_parameters, parameters_of
+from qsgd_hpc.torch.prepared import GradientAllreduce, ParameterGradient
 
 __all__ = ["GradientReducer"]
 
@@ -62,12 +62,12 @@ class GradientReducer(Claim):
     ) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._reduction = reduction
-        owned = list(self._owned())
+        owned = self._owned()
         self.names = name_parameters(owned, named_parameters)
         self.groups = partition(owned, groups)
         self._gradients: dict[int, ParameterGradient] = {}  # of hooked parameters, by their ids
         self._hooks: list[Any] = []
-        self._residuals = Ownership()
+        self.residuals = Ownership()
         self.pending = PendingGradients(passes=passes, start=self._start)
         self.prefix = prefix or gradient_prefix(reduction.process_set)
         self._layouts = _Layouts(f"layouts.{self.prefix}", reduction, self._gradients)
@@ -84,30 +84,16 @@ class GradientReducer(Claim):
     def _drop(self) -> None:
         super()._drop()
         # The garbage collector may call this at any time, so the next optimizer does the rest.
-        self._residuals.end()
+        self.residuals.end()
         _HOOKS_LEFT.extend(self._hooks)
 
-    def forget_residuals(self) -> None:
-        """Set the residuals of error feedback to zero; every rank calls it at the same step."""
-        self._residuals.forget()
-
-    def _owned(self) -> Iterable[torch.Tensor]:
-        optimizer: Any = self._optimizer()
-        return (p for group in optimizer.param_groups for p in group["params"])
-
-    @property
-    def alone(self) -> bool:
-        """Whether this rank has no other rank to reduce with."""
-        return self._reduction.alone
-
-    def mark_step(self) -> None:
-        """Report a step of a single rank to the engine."""
-        mark_step((p.grad for p in self._owned()), self.prefix)
+    def _owned(self) -> list[torch.Tensor]:
+        return parameters_of(self._optimizer())
 
     def adopt(self) -> None:
         """Claim every parameter, and hook those that require a gradient and have no hook yet."""
         self.claim(self._owned())
-        if self.alone:
+        if self._reduction.alone:
             return  # nothing to average, so avoid the cost of hooks
         for parameter in self._owned():
             if parameter.requires_grad and id(parameter) not in self._gradients:
@@ -117,7 +103,7 @@ class GradientReducer(Claim):
         name = self.names.setdefault(parameter, f"added.{len(self.names)}")
         self._gradients[id(parameter)] = ParameterGradient(parameter, name)
         if isinstance(self._reduction.compression, Lossy):
-            self._residuals.names.add(self.prefix + name)
+            self.residuals.names.add(self.prefix + name)
         register: Any = parameter.register_post_accumulate_grad_hook
         self._hooks.append(register(_hook(weakref.ref(self))))
 
@@ -171,17 +157,14 @@ class GradientReducer(Claim):
         return started
 
     def _start_one(self, each: ParameterGradient, group: Group | None) -> Any:
-        with each.in_its_stream():
-            return self._start_here(each, group)
-
-    def _start_here(self, each: ParameterGradient, group: Group | None) -> Any:
         gradient = each.gradient
-        if self._is_sent_sparse(gradient):
-            return self._start_sparse(each, gradient)
-        if not gradient.is_sparse:
-            return self._start_dense(each, gradient, group)
-        dense = gradient.to_dense()
-        core = self._start_dense(each, dense, group)
+        with each.in_its_stream():
+            if self._is_sent_sparse(gradient):
+                return self._start_sparse(each, gradient)
+            if not gradient.is_sparse:
+                return self._start_dense(each, gradient, group)
+            dense = gradient.to_dense()
+            core = self._start_dense(each, dense, group)
         # Some optimizers accept only sparse gradients.
         dims = gradient.sparse_dim()
         return Handle([core], lambda: each.replace(gradient, used_here(dense).to_sparse(dims)))
@@ -219,7 +202,7 @@ class GradientReducer(Claim):
             HorovodInternalError: a reduction failed.
         """
         self.forget_ended_job()
-        self._residuals.use()
+        self.residuals.use()
         self.adopt()
         # While a gradient is being averaged, each rank would change it at another time.
         changed = [e for e in self._gradients.values() if e.changed and self.pending.is_due(e)]
@@ -242,7 +225,7 @@ class GradientReducer(Claim):
         return nonfinite
 
     def _complete(self, taking_part: Sequence[ParameterGradient]) -> NonFiniteGradientError | None:
-        if not self.alone:
+        if not self._reduction.alone:
             taking_part = self._layouts.compare(taking_part, self.pending.is_due)
         return self.pending.finish(taking_part, ParameterGradient.complete)
 

@@ -6,12 +6,13 @@ import itertools
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["Claim", "name_parameters", "plain_name"]
+__all__ = ["Claim", "name_parameters", "parameters_of", "plain_name"]
 
 _NUMBERS = itertools.count()
 _CLAIMS: weakref.WeakValueDictionary[int, Claim] = weakref.WeakValueDictionary()  # oldest first
@@ -83,6 +84,11 @@ class Claim:
 
     def complete_pending(self) -> None:
         """Complete the parameters' reductions in flight; collective."""
+
+
+def parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    """Return an optimizer's parameters, in the order of its groups."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def plain_name(name: str) -> str:
