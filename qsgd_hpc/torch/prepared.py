@@ -150,16 +150,9 @@ class ParameterGradient:
     """
 
     __slots__ = (
-        "allreduce",
-        "device_index",
-        "latest",
-        "name",
-        "nbytes",
-        "parameter",
-        "sparse_dim",
-        "stream",
-        "version",
-    )
+        "allreduce", "device_index", "latest", "name", "nbytes", "parameter", "sparse_dim",
+        "stream", "version",
+    )  # fmt: skip
 
     def __init__(self, parameter: torch.Tensor, name: str) -> None:
         self.parameter = parameter

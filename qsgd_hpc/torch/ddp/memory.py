@@ -173,7 +173,9 @@ class Memory:
 
     def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
         """Replace all slots; each uses its part when its parameter is next reduced."""
-        self._slots_to_names()
+        # Keep numbers given so far, because DDP changes the order of buckets after the first step.
+        self._names |= {parameter: slot.name for parameter, slot in self._slots.items()}
+        self._slots.clear()
         known = set(self._names.values())
         state = {plain_name(name): saved for name, saved in state.items()}
         if known and state and known.isdisjoint(state):
@@ -184,11 +186,6 @@ class Memory:
             )
         state = {name: saved for name, saved in state.items() if not known or name in known}
         self._saved = {name: _copied(saved) for name, saved in state.items()}
-
-    def _slots_to_names(self) -> None:
-        # Keep numbers given so far, because DDP changes the order of buckets after the first step.
-        self._names |= {parameter: slot.name for parameter, slot in self._slots.items()}
-        self._slots.clear()
 
 
 def _copied(saved: Mapping[str, Any]) -> dict[str, Any]:
