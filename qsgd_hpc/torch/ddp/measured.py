@@ -16,6 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.recording.engine_record import warmup_steps
 from qsgd_hpc.recording.records import record
 from qsgd_hpc.rules import PLAIN_BITS
@@ -69,7 +70,7 @@ def watch(model: Any) -> None:
 
 def watch_shards(module: Any) -> None:
     """Time FSDP2's collectives, in versions of torch with separate collectives."""
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError, UsageError):
         from qsgd_hpc.torch.fsdp.collectives import time_shards
 
         time_shards(module, _steps.note_shard)
