@@ -24,15 +24,14 @@ from qsgd_hpc.errors import (
     RankFailedError,
     UsageError,
 )
-from qsgd_hpc.frameworks.parts import Part, SamplerPart, StatefulPart, ValuePart
-from qsgd_hpc.frameworks.sampler import ElasticShares
+from qsgd_hpc.frameworks.parts import ElasticShares, Part, SamplerPart, StatefulPart, ValuePart
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.feedback import (
     Shares,
     error_feedback_state,
     load_error_feedback_state,
     own_shares,
-    set_of,
+    parts_of,
     sum_of_shares,
 )
 from qsgd_hpc.runtime.objects import broadcast_object
@@ -220,7 +219,7 @@ class State:
             {
                 name: values
                 for name, values in owed.items()
-                if (of_set := set_of(name)) == 0 or of_set in known
+                if (of_set := parts_of(name)[0]) == 0 or of_set in known
             }
         )
 

@@ -16,7 +16,6 @@ from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 __all__ = [
     "CURVED",
     "Reduction",
-    "choose_op",
     "coding_for",
     "compressor_of",
     "is_widened",
@@ -48,15 +47,6 @@ class Reduction:
     """Whether the name is used again."""
 
 
-def choose_op(op: Op | None, average: bool | None) -> Op:
-    """Resolve ``op`` and the older ``average`` flag."""
-    if average is None:
-        return Average if op is None else op
-    if op is not None:
-        raise UsageError("pass op= or the deprecated average=, not both")
-    return Average if average else Sum
-
-
 def reduction_of(
     name: str | None,
     op: Op | None = None,
@@ -71,14 +61,18 @@ def reduction_of(
     Raises:
         UsageError: an argument that is not one, or a factor that is not finite.
     """
-    chosen, factors = choose_op(op, average), (prescale_factor, postscale_factor)
-    if not isinstance(chosen, Op):
-        raise UsageError(f"op={chosen!r}: choose hvd.Average, Sum, Min, Max, Product or Adasum")
+    if average is not None and op is not None:
+        raise UsageError("pass op= or the deprecated average=, not both")
+    if op is None:
+        op = Sum if average is not None and not average else Average
+    if not isinstance(op, Op):
+        raise UsageError(f"op={op!r}: choose hvd.Average, Sum, Min, Max, Product or Adasum")
+    factors = prescale_factor, postscale_factor
     for which, factor in zip(("prescale", "postscale"), factors, strict=True):
         if isinstance(factor, float) and not math.isfinite(factor):
             raise UsageError(f"{which}_factor={factor}: choose a finite number")
     require_compression(compression)
-    return Reduction(chosen, *factors, process_set, compression, name is not None)
+    return Reduction(op, *factors, process_set, compression, name is not None)
 
 
 def require_compression(compression: Any) -> None:

@@ -15,8 +15,7 @@ from qsgd_hpc.frameworks.gradient_reduction import (
     checked_reduction,
     gradient_prefix,
 )
-from qsgd_hpc.frameworks.grouping import choose_groups
-from qsgd_hpc.frameworks.pending import checked_passes
+from qsgd_hpc.frameworks.pending import checked_passes, choose_groups
 from qsgd_hpc.frameworks.shared_names import warn_of_shared_residual
 from qsgd_hpc.jax.gradients import Groups, path_names, reduce_tree
 from qsgd_hpc.jax.ops import allreduce

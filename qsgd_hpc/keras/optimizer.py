@@ -9,8 +9,7 @@ import keras
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.gradient_reduction import checked_reduction
-from qsgd_hpc.frameworks.grouping import choose_groups
-from qsgd_hpc.frameworks.pending import checked_passes
+from qsgd_hpc.frameworks.pending import checked_passes, choose_groups
 from qsgd_hpc.keras._compiled import (
     build_optimizers_before_tracing,
     exclude_steps_from_xla,

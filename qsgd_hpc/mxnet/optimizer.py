@@ -11,7 +11,7 @@ from qsgd_hpc.arrays._memory import ARRAYS
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.eager import start_allreduce
 from qsgd_hpc.frameworks.gradient_reduction import checked_reduction
-from qsgd_hpc.frameworks.grouping import choose_groups, partition
+from qsgd_hpc.frameworks.pending import choose_groups, partition
 from qsgd_hpc.mxnet._tensors import on_host, view_of
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Handle

@@ -310,13 +310,8 @@ def load(key: planning.Key) -> Settings | None:
 
 def save(key: planning.Key, best: Settings, speed: float) -> Path:
     """Store settings for the next job, atomically."""
-    path = kept_path(key)
     record = {"schema": SCHEMA, "key": asdict(key), "settings": asdict(best), "bytes_per_s": speed}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=2) + "\n")
-    part.replace(path)
-    return path
+    return planning.store(kept_path(key), record)
 
 
 def _keep(key: planning.Key, best: Settings, speed: float) -> None:

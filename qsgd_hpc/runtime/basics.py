@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import RankFailedError, UsageError
-from qsgd_hpc.runtime import autotune, job, job_settings, lifeline, mpi_binding, planning, roll_call
+from qsgd_hpc.runtime import autotune, job_settings, lifeline, mpi_binding, planning, roll_call
 from qsgd_hpc.timeline import writing
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def init(
             settings["QSGD_DYNAMIC_PROCESS_SETS"] = True
         with roll_call.waiting(settings, every_rank=comm is None):
             mpi = mpi_binding.start_mpi()
-            own, split = job.communicators(mpi, comm)
+            own, split = mpi_binding.communicators(mpi, comm)
             try:
                 job_settings.require_equal(own, settings)
             except UsageError:
@@ -179,7 +179,6 @@ def _build(mpi: mpi_binding.Mpi, comm: Any, settings: job_settings.Settings) -> 
     if peers:
         engine.watch(peers, GRACE_S)
     _core.set_current_engine(engine)
-    dynamic = settings["QSGD_DYNAMIC_PROCESS_SETS"]
     return Context(
         engine=engine,
         comm=comm,
@@ -192,7 +191,7 @@ def _build(mpi: mpi_binding.Mpi, comm: Any, settings: job_settings.Settings) -> 
         cross_rank=layout.across.index(rank),
         cross_size=len(layout.across),
         homogeneous=layout.homogeneous,
-        dynamic_process_sets=dynamic,
+        dynamic_process_sets=settings["QSGD_DYNAMIC_PROCESS_SETS"],
     )
 
 

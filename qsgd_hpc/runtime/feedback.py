@@ -93,12 +93,7 @@ def _of_set(number: int) -> str:
     return f"set{number}/" if number else ""
 
 
-def set_of(name: str) -> int:
-    """Return the number of the process set of a name in a state."""
-    return _parts_of(name)[0]
-
-
-def _parts_of(name: str) -> tuple[int, str]:
+def parts_of(name: str) -> tuple[int, str]:
     """Return the number of the process set of a name in a state, and the tensor's own name."""
     of_set = _OF_SET.match(name)
     return (int(of_set[1]), name[of_set.end() :]) if of_set else (0, name)
@@ -164,7 +159,7 @@ def load_error_feedback_state(state: Mapping[str, NDArray[np.float32]]) -> None:
                 f"error feedback of {name!r} is not a one-dimensional array; pass what "
                 "error_feedback_state() returned"
             )
-        number, own = _parts_of(name)
+        number, own = parts_of(name)
         if number not in by_set:
             raise UsageError(
                 f"error feedback of {name!r}: there is no process set {number}; add the sets of "

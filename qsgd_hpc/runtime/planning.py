@@ -33,6 +33,7 @@ __all__ = [
     "machine",
     "recall",
     "save",
+    "store",
     "to_json",
 ]
 
@@ -102,21 +103,15 @@ def to_json(measured: Machine) -> dict[str, Any]:
         for cost in measured.codecs
     ]
     found["observed"] = [
-        {
-            "algorithm": algorithm,
-            **_code_json(spec),
-            "count": count,
-            "seconds": seconds,
-        }
+        {"algorithm": algorithm, **_code_json(spec), "count": count, "seconds": seconds}
         for algorithm, spec, count, seconds in measured.observed
     ]
     return found
 
 
 def _code_json(spec: CodecSpec | None) -> dict[str, Any]:
-    if spec is None:
-        return {"scheme": None, "bits": None}
-    return {"scheme": spec.scheme, "bits": spec.bits}
+    fields = ("scheme", "bits")
+    return {name: None if spec is None else getattr(spec, name) for name in fields}
 
 
 def from_json(found: Mapping[str, Any]) -> Machine:
@@ -155,11 +150,16 @@ def save(key: Key, measured: Machine) -> Path:
         "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": to_json(measured),
     }
-    key.path.parent.mkdir(parents=True, exist_ok=True)
-    part = key.path.with_suffix(f".{os.getpid()}.part")
+    return store(key.path, record)
+
+
+def store(path: Path, record: Mapping[str, Any]) -> Path:
+    """Write a record to a file of its own, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}.part")
     part.write_text(json.dumps(record, indent=2) + "\n")
-    part.replace(key.path)
-    return key.path
+    part.replace(path)
+    return path
 
 
 def load(key: Key) -> Machine | None:

@@ -10,9 +10,8 @@ import hashlib
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from qsgd_hpc.launch.claims import claims
 from qsgd_hpc.launch.place import LAUNCHERS
@@ -36,27 +35,16 @@ def waiting(settings: Settings, *, every_rank: bool) -> Iterator[None]:
     if seat is None or seat.ranks < 2 or not (warning_s or shutdown_s):
         yield
         return
-    watch = _watch(seat, warning_s, shutdown_s)
+    # The core's thread needs no GIL, which MPI_Init holds while it waits.
+    import qsgd_hpc._core as _core
+
+    watch = _core.RollCall(
+        host=socket.gethostname(), warning_s=warning_s, shutdown_s=shutdown_s, **asdict(seat)
+    )
     try:
         yield
     finally:
         watch.end()
-
-
-def _watch(seat: Seat, warning_s: float, shutdown_s: float) -> Any:
-    # The core's thread needs no GIL, which MPI_Init holds while it waits.
-    import qsgd_hpc._core as _core
-
-    return _core.RollCall(
-        launch=seat.launch,
-        host=socket.gethostname(),
-        rank=seat.rank,
-        ranks=seat.ranks,
-        local_rank=seat.local_rank,
-        local_size=seat.local_size,
-        warning_s=warning_s,
-        shutdown_s=shutdown_s,
-    )
 
 
 # Programs that start ranks on a host and are ancestors of all ranks there. They identify the launch

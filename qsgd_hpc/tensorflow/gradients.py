@@ -12,8 +12,7 @@ import tensorflow as tf
 from qsgd_hpc import env
 from qsgd_hpc.errors import UnsupportedError
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
-from qsgd_hpc.frameworks.grouping import batches, partition
-from qsgd_hpc.frameworks.pending import BATCH_BYTES
+from qsgd_hpc.frameworks.pending import BATCH_BYTES, batches, partition
 from qsgd_hpc.frameworks.shared_names import claim_residual
 from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.runtime import ops

@@ -19,11 +19,9 @@ from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 from qsgd_hpc.frameworks.pending import checked_passes
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.ops import Max, Sum
-from qsgd_hpc.torch.claims import Claim
-from qsgd_hpc.torch.naming import name_parameters
 from qsgd_hpc.torch.ops import allreduce
-from qsgd_hpc.torch.prepared import GradientAllreduce
-from qsgd_hpc.torch.step_mark import mark_step
+from qsgd_hpc.torch.parameters import Claim, name_parameters, parameters_of
+from qsgd_hpc.torch.prepared import GradientAllreduce, mark_step
 from qsgd_hpc.torch.wrapped import Wrapped
 
 __all__ = ["AdasumOptimizer"]
@@ -56,11 +54,11 @@ class AdasumOptimizer(Wrapped):
         """
         self._reduction = reduction
         self._trained = set()
-        self._names = name_parameters(list(self._owned()), named_parameters)
+        self._names = name_parameters(parameters_of(self), named_parameters)
         self._prefix = prefix or f"step.{basics.next_number('adasum')}."
         # The claim keeps other optimizers from averaging gradients that this rank steps with.
         self._claim = Claim(self)
-        self._claim.claim(self._owned())
+        self._claim.claim(parameters_of(self))
 
     def begin_copy(self, original: AdasumOptimizer, suffix: str, memo: dict[int, Any]) -> None:
         """Initialise the wrapper of a copy with the original's arguments."""
@@ -70,10 +68,7 @@ class AdasumOptimizer(Wrapped):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, on every rank; see ``torch.optim.Optimizer.add_param_group``."""
         super().add_param_group(param_group)
-        self._claim.claim(self._owned())
-
-    def _owned(self) -> Iterable[torch.Tensor]:
-        return (p for group in self.param_groups for p in group["params"])
+        self._claim.claim(parameters_of(self))
 
     @functools.partial(_disable_dynamo, recursive=False)
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -85,7 +80,7 @@ class AdasumOptimizer(Wrapped):
         self._unwrapped._opt_called = True
         if self._reduction.alone:
             result = super().step(closure)
-            mark_step((p.grad for p in self._owned()), self._prefix)
+            mark_step((p.grad for p in parameters_of(self)), self._prefix)
             return result
         starts = {p: p.detach().clone() for p in self._moving()}
         result = super().step(closure)
@@ -95,7 +90,7 @@ class AdasumOptimizer(Wrapped):
     @_disable_dynamo
     def _moving(self) -> list[torch.Tensor]:
         """Return the parameters that this step may change; collective."""
-        owned = list(self._owned())
+        owned = parameters_of(self)
         moving = [p for p in owned if p.requires_grad]
         # A frozen parameter that still has a gradient moves on by its momentum, which differs
         # between ranks.
@@ -135,7 +130,7 @@ class AdasumOptimizer(Wrapped):
         """Make an overflow on any rank one on every rank, so that all loss scalers agree."""
         if self._reduction.alone:
             return
-        gradients = [_entries(p.grad) for p in self._owned() if p.grad is not None]
+        gradients = [_entries(p.grad) for p in parameters_of(self) if p.grad is not None]
         mine = not all(bool(g.isfinite().all()) for g in gradients)
         anywhere = allreduce(
             torch.tensor([int(mine)]),

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from qsgd_hpc.torch.parameters import parameters_of
+
 __all__ = ["make_loss_scalers_wait", "report_skipped_steps"]
 
 _MARK = "_qsgd_hpc_waits"
@@ -54,9 +56,8 @@ def _report_if_skipped(scaler: Any, optimizer: Any) -> None:
         concerned.append(optimizer)
     # Reading the flag waits for the device.
     if concerned and _has_overflown(scaler, optimizer):
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for each in concerned:
-            each.forget_skipped(parameters)
+            each.forget_skipped(parameters_of(optimizer))
 
 
 def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.torch._groups import say
+from qsgd_hpc.torch._distributed import say
 from qsgd_hpc.torch.ddp import QSGDState, compress
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from typing import Any, BinaryIO
 import torch
 
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State, run
-from qsgd_hpc.frameworks.parts import Part, StatefulPart
-from qsgd_hpc.frameworks.sampler import ElasticShares
+from qsgd_hpc.frameworks.parts import ElasticShares, Part, StatefulPart
 from qsgd_hpc.torch.functions import broadcast_optimizer_state, broadcast_parameters
 
 __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "TorchState", "run"]

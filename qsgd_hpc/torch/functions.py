@@ -13,6 +13,7 @@ from qsgd_hpc.runtime import basics, feedback
 from qsgd_hpc.runtime.objects import allgather_object, broadcast_object
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.ops import broadcast_async_
+from qsgd_hpc.torch.parameters import parameters_of
 
 __all__ = [
     "allgather_object",
@@ -124,7 +125,6 @@ def _fill_gradients(optimizer: torch.optim.Optimizer) -> None:
     """Set missing gradients of parameters that require one to zeros."""
     if isinstance(optimizer, torch.optim.SparseAdam):
         return  # it accepts only sparse gradients, and zeros would make the next one dense
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+    for parameter in parameters_of(optimizer):
+        if parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch._compile import _disable_dynamo
 
+from qsgd_hpc import env
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import NonFiniteGradientError, UsageError
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, gradient_prefix
-from qsgd_hpc.frameworks.grouping import partition
-from qsgd_hpc.frameworks.pending import BATCH_BYTES, PendingGradients
-from qsgd_hpc.runtime import basics
+from qsgd_hpc.frameworks.pending import BATCH_BYTES, PendingGradients, partition
+from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.runtime.feedback import Ownership, forget_ownerless
 from qsgd_hpc.runtime.ops import Group, Handle
-from qsgd_hpc.torch.claims import Claim
-from qsgd_hpc.torch.naming import name_parameters
 from qsgd_hpc.torch.ops import sparse_allreduce_async
 from qsgd_hpc.torch.ops._tensors import used_here
+from qsgd_hpc.torch.parameters import Claim, name_parameters, parameters_of
 from qsgd_hpc.torch.prepared import GradientAllreduce, ParameterGradient
-from qsgd_hpc.torch.sparse import Layouts, refuse_nonfinite
-from qsgd_hpc.torch.step_mark import mark_step
 
 __all__ = ["GradientReducer"]
 
@@ -31,8 +30,6 @@ _CHANGE_LATER = (
     "call optimizer.synchronize() before changing gradients, as to clip them, and step() within "
     "'with optimizer.skip_synchronize():'"
 )
-
-
 _HOOKS_LEFT: list[Any] = []
 """The hooks of optimizers that were deleted."""
 
@@ -65,15 +62,15 @@ class GradientReducer(Claim):
     ) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._reduction = reduction
-        owned = list(self._owned())
+        owned = self._owned()
         self.names = name_parameters(owned, named_parameters)
         self.groups = partition(owned, groups)
         self._gradients: dict[int, ParameterGradient] = {}  # of hooked parameters, by their ids
         self._hooks: list[Any] = []
-        self._residuals = Ownership()
+        self.residuals = Ownership()
         self.pending = PendingGradients(passes=passes, start=self._start)
         self.prefix = prefix or gradient_prefix(reduction.process_set)
-        self._layouts = Layouts(f"layouts.{self.prefix}", reduction, self._gradients)
+        self._layouts = _Layouts(f"layouts.{self.prefix}", reduction, self._gradients)
         self._job = weakref.ref(basics.context())
         self.fresh = False
         """Whether a backward pass has completed a gradient since ``finish``."""
@@ -87,30 +84,16 @@ class GradientReducer(Claim):
     def _drop(self) -> None:
         super()._drop()
         # The garbage collector may call this at any time, so the next optimizer does the rest.
-        self._residuals.end()
+        self.residuals.end()
         _HOOKS_LEFT.extend(self._hooks)
 
-    def forget_residuals(self) -> None:
-        """Set the residuals of error feedback to zero; every rank calls it at the same step."""
-        self._residuals.forget()
-
-    def _owned(self) -> Iterable[torch.Tensor]:
-        optimizer: Any = self._optimizer()
-        return (p for group in optimizer.param_groups for p in group["params"])
-
-    @property
-    def alone(self) -> bool:
-        """Whether this rank has no other rank to reduce with."""
-        return self._reduction.alone
-
-    def mark_step(self) -> None:
-        """Report a step of a single rank to the engine."""
-        mark_step((p.grad for p in self._owned()), self.prefix)
+    def _owned(self) -> list[torch.Tensor]:
+        return parameters_of(self._optimizer())
 
     def adopt(self) -> None:
         """Claim every parameter, and hook those that require a gradient and have no hook yet."""
         self.claim(self._owned())
-        if self.alone:
+        if self._reduction.alone:
             return  # nothing to average, so avoid the cost of hooks
         for parameter in self._owned():
             if parameter.requires_grad and id(parameter) not in self._gradients:
@@ -120,7 +103,7 @@ class GradientReducer(Claim):
         name = self.names.setdefault(parameter, f"added.{len(self.names)}")
         self._gradients[id(parameter)] = ParameterGradient(parameter, name)
         if isinstance(self._reduction.compression, Lossy):
-            self._residuals.names.add(self.prefix + name)
+            self.residuals.names.add(self.prefix + name)
         register: Any = parameter.register_post_accumulate_grad_hook
         self._hooks.append(register(_hook(weakref.ref(self))))
 
@@ -174,17 +157,14 @@ class GradientReducer(Claim):
         return started
 
     def _start_one(self, each: ParameterGradient, group: Group | None) -> Any:
-        with each.in_its_stream():
-            return self._start_here(each, group)
-
-    def _start_here(self, each: ParameterGradient, group: Group | None) -> Any:
         gradient = each.gradient
-        if self._is_sent_sparse(gradient):
-            return self._start_sparse(each, gradient)
-        if not gradient.is_sparse:
-            return self._start_dense(each, gradient, group)
-        dense = gradient.to_dense()
-        core = self._start_dense(each, dense, group)
+        with each.in_its_stream():
+            if self._is_sent_sparse(gradient):
+                return self._start_sparse(each, gradient)
+            if not gradient.is_sparse:
+                return self._start_dense(each, gradient, group)
+            dense = gradient.to_dense()
+            core = self._start_dense(each, dense, group)
         # Some optimizers accept only sparse gradients.
         dims = gradient.sparse_dim()
         return Handle([core], lambda: each.replace(gradient, used_here(dense).to_sparse(dims)))
@@ -201,7 +181,7 @@ class GradientReducer(Claim):
     def _start_sparse(self, each: ParameterGradient, gradient: torch.Tensor) -> Handle:
         def replace(reduced: torch.Tensor) -> None:
             each.replace(gradient, reduced)
-            refuse_nonfinite(reduced, each.name)
+            _refuse_nonfinite(reduced, each.name)
 
         # Uncompressed: there are few entries, and their indices must be sent in any case.
         reduction = self._reduction
@@ -222,7 +202,7 @@ class GradientReducer(Claim):
             HorovodInternalError: a reduction failed.
         """
         self.forget_ended_job()
-        self._residuals.use()
+        self.residuals.use()
         self.adopt()
         # While a gradient is being averaged, each rank would change it at another time.
         changed = [e for e in self._gradients.values() if e.changed and self.pending.is_due(e)]
@@ -245,7 +225,7 @@ class GradientReducer(Claim):
         return nonfinite
 
     def _complete(self, taking_part: Sequence[ParameterGradient]) -> NonFiniteGradientError | None:
-        if not self.alone:
+        if not self._reduction.alone:
             taking_part = self._layouts.compare(taking_part, self.pending.is_due)
         return self.pending.finish(taking_part, ParameterGradient.complete)
 
@@ -298,3 +278,83 @@ def _hook(reducer: weakref.ref[GradientReducer]) -> Any:
             alive.on_gradient(parameter)
 
     return on_gradient
+
+
+class _Layouts:
+    """The agreement of all ranks on which parameters have sparse gradients.
+
+    A rank without a gradient for a parameter contributes an empty (sparse) or a zero (dense) one,
+    so it needs the layout from the others. Therefore the ranks compare layouts at the end of each
+    step until every parameter has had a gradient on some rank: usually once. Until then, the
+    parameter is not reduced, and keeps no gradient, as in one process. A rank that has joined
+    misses comparisons, so all ranks start again after a join.
+
+    Args:
+        name: name of the comparison, equal on every rank.
+        reduction: reduction of the gradients.
+        known: all gradients of the optimizer, including those that are not compared now.
+    """
+
+    def __init__(
+        self, name: str, reduction: GradientReduction, known: Mapping[int, ParameterGradient]
+    ) -> None:
+        self._name = name
+        self._process_set = reduction.process_set
+        self._known = known
+        self._joins = basics.joins()
+
+    def compare(
+        self,
+        gradients: Sequence[ParameterGradient],
+        is_due: Callable[[ParameterGradient], bool],
+    ) -> Sequence[ParameterGradient]:
+        """Compare the layouts of all ranks; collective, with equal parameters on every rank.
+
+        Args:
+            gradients: the gradients of this step.
+            is_due: whether the reduction of a gradient may have started.
+        Returns:
+            Those that some rank has had in this or an earlier step, equal on every rank.
+        """
+        if self._joins != basics.joins():
+            self._joins = basics.joins()
+            for each in self._known.values():
+                each.sparse_dim = None
+        unknown = [each for each in gradients if each.sparse_dim is None]
+        if not unknown:
+            return gradients
+        for each in unknown:
+            # The script may have discarded it, but its reduction needs every rank.
+            each.latest = each.latest if is_due(each) else each.parameter.grad
+        seen = np.array([_layout(each.latest) for each in unknown], np.int64)
+        # By a sum, to which a joined rank can contribute zeros.
+        ops.reduce_array(seen, self._name, ops.Sum, process_set=self._process_set, lasting=False)
+        for each, (dense, sparse, dims) in zip(unknown, seen.tolist(), strict=True):
+            each.sparse_dim = dims // sparse if sparse else 0 if dense else None
+        return [each for each in gradients if each.sparse_dim is not None]
+
+
+def _layout(gradient: torch.Tensor | None) -> tuple[int, int, int]:
+    """Return whether a gradient is dense, whether it is sparse, and its sparse dimensions."""
+    if gradient is None:
+        return 0, 0, 0
+    return (0, 1, gradient.sparse_dim()) if gradient.is_sparse else (1, 0, 0)
+
+
+def _refuse_nonfinite(gradient: torch.Tensor, name: str) -> None:
+    """Apply QSGD_NONFINITE to a gradient with NaN or Inf, on every rank.
+
+    Raises:
+        NonFiniteGradientError: unless QSGD_NONFINITE allows such gradients.
+    """
+    what = env.get("QSGD_NONFINITE")
+    if what == "propagate" or gradient.values().isfinite().all():
+        return
+    fault = (
+        f"the sparse gradient of {name!r} holds NaN or Inf after all ranks' entries were added. "
+        "Lower the learning rate or scale the loss; QSGD_NONFINITE"
+    )
+    if what == "error":
+        raise NonFiniteGradientError(f"{fault}=warn or =propagate lets training go on")
+    if basics.rank() == 0:
+        warnings.warn(f"{fault}=error would end the training", stacklevel=2)  # shown once

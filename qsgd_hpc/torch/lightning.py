@@ -22,7 +22,7 @@ try:
 except ImportError:  # the same library under its older name
     from pytorch_lightning import Callback  # type: ignore[assignment]
 
-from qsgd_hpc.torch._groups import say
+from qsgd_hpc.torch._distributed import say
 from qsgd_hpc.torch.attached import Attached
 
 __all__ = ["QSGDCallback", "compress"]

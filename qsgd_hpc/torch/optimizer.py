@@ -14,13 +14,15 @@ from torch._compile import _disable_dynamo
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import NonFiniteGradientError, UsageError
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, checked_reduction
-from qsgd_hpc.frameworks.grouping import choose_groups
+from qsgd_hpc.frameworks.pending import choose_groups
 from qsgd_hpc.runtime.ops import Adasum, Average, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.adasum_optimizer import AdasumOptimizer
 from qsgd_hpc.torch.amp import make_loss_scalers_wait
 from qsgd_hpc.torch.gradients import GradientReducer
 from qsgd_hpc.torch.ops import allreduce
+from qsgd_hpc.torch.parameters import parameters_of
+from qsgd_hpc.torch.prepared import mark_step
 from qsgd_hpc.torch.wrapped import Wrapped, wrap
 
 __all__ = ["DistributedOptimizer"]
@@ -75,14 +77,14 @@ class _Distributed(Wrapped):
 
     def complete_gradients(self) -> None:
         """Synchronize, unless done since the last backward pass; for loss scalers and ``step``."""
-        if not (self._skip or self._reducer.alone or self._is_reduced()):
+        if not (self._skip or self._reduction.alone or self._is_reduced()):
             self._nonfinite = self._reducer.finish()
             self._completed = True
 
     @property
     def keeps_residuals(self) -> bool:
         """Whether error feedback may have residuals, which a skipped step makes wrong."""
-        return isinstance(self._reduction.compression, Lossy) and not self._reducer.alone
+        return isinstance(self._reduction.compression, Lossy) and not self._reduction.alone
 
     def forget_skipped(self, parameters: Iterable[torch.Tensor]) -> None:
         """After a loss scaler has skipped a step, drop the residuals, which are of its gradients.
@@ -92,7 +94,7 @@ class _Distributed(Wrapped):
         Args:
             parameters: of this optimizer, all of them.
         """
-        self._reducer.forget_residuals()
+        self._reducer.residuals.forget()
 
     def _is_reduced(self) -> bool:
         return (self._synchronized or self._completed) and not self._reducer.fresh
@@ -133,7 +135,7 @@ class _Distributed(Wrapped):
                 been changed. With a loss scaler, ``step`` is not called with such gradients.
             HorovodInternalError: a reduction failed.
         """
-        if not self._skip and not self._reducer.alone:
+        if not self._skip and not self._reduction.alone:
             if closure is not None:
                 closure = self._averaging(closure)
             elif self._synchronized and self._is_reduced():
@@ -150,8 +152,8 @@ class _Distributed(Wrapped):
         # A scheduler that was built on the unwrapped optimizer reads this mark from it.
         self._unwrapped._opt_called = True
         result = super().step(closure)
-        if self._reducer.alone:
-            self._reducer.mark_step()
+        if self._reduction.alone:
+            mark_step((p.grad for p in parameters_of(self)), self._reducer.prefix)
         return result
 
     def _refuse_nonfinite(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from qsgd_hpc.frameworks.compressors import NoneCompressor
 from qsgd_hpc.frameworks.eager import start_allreduce
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.runtime import basics
-from qsgd_hpc.runtime.ops import Group, Handle, Operation
+from qsgd_hpc.runtime.ops import Group, Handle, Operation, Sum
+from qsgd_hpc.torch.ops import allreduce_
 from qsgd_hpc.torch.ops._tensors import (
     TENSORS,
     current_stream,
@@ -22,7 +25,7 @@ from qsgd_hpc.torch.ops._tensors import (
     used_here,
 )
 
-__all__ = ["GradientAllreduce", "ParameterGradient"]
+__all__ = ["GradientAllreduce", "ParameterGradient", "mark_step"]
 
 
 class GradientAllreduce:
@@ -147,16 +150,9 @@ class ParameterGradient:
     """
 
     __slots__ = (
-        "allreduce",
-        "device_index",
-        "latest",
-        "name",
-        "nbytes",
-        "parameter",
-        "sparse_dim",
-        "stream",
-        "version",
-    )
+        "allreduce", "device_index", "latest", "name", "nbytes", "parameter", "sparse_dim",
+        "stream", "version",
+    )  # fmt: skip
 
     def __init__(self, parameter: torch.Tensor, name: str) -> None:
         self.parameter = parameter
@@ -225,3 +221,19 @@ class ParameterGradient:
         """Replace a gradient by a new tensor, unless the script has replaced it."""
         if self.parameter.grad is gradient:
             self.parameter.grad = self.latest = reduced
+
+
+@torch.no_grad()
+def mark_step(gradients: Iterable[torch.Tensor | None], name: str) -> None:
+    """Report a single rank's step to the engine; see :mod:`qsgd_hpc.frameworks.step_mark`.
+
+    Args:
+        gradients: the gradients of the step.
+        name: name of the operation, different for each optimizer.
+    """
+    if not marks_steps():
+        return
+    given = [g._values() if g.is_sparse else g for g in gradients if g is not None]
+    if given:
+        mark = given[smallest([g.numel() for g in given])]
+        allreduce_(mark.detach(), op=Sum, name=mark_name(name))

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from qsgd_hpc import env
 from qsgd_hpc.errors import QsgdError
 from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS
-from qsgd_hpc.torch._groups import hook_states, say
+from qsgd_hpc.torch._distributed import hook_states, say
 from qsgd_hpc.torch.ops._tensors import name_of
 
 __all__ = ["compress_unasked", "quantize_unasked"]

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from qsgd_hpc import _core
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime import gpu
-from qsgd_hpc.torch._kernels import serves
+from qsgd_hpc.torch._distributed import serves
 from qsgd_hpc.torch.ddp import QSGDState, compress
 from tests import reference
 from tests.ddp.models import batch, bytes_of, exact_mean, gradient, mlp, train, wrapped

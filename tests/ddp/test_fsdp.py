@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime import gpu
+from qsgd_hpc.torch.ddp.measured import watch_shards
 from qsgd_hpc.torch.fsdp import collectives, quantize_fsdp
 from tests.ddp.models import batch, mlp
 from tests.ddp.ranks import SIZE, here
@@ -469,3 +471,10 @@ def refusal(group: dist.ProcessGroup, settings: dict[str, Any]) -> str:
 def test_a_model_that_is_not_sharded_is_refused() -> None:
     with pytest.raises(UsageError, match="no module of this Sequential is sharded"):
         quantize_fsdp(mlp())
+
+
+def test_a_study_with_an_older_pytorch_times_no_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("qsgd_hpc.torch.fsdp")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp._fully_shard._fsdp_api", None)
+    watch_shards(nn.Linear(2, 2))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qsgd_hpc.frameworks.grouping import batches, choose_groups
-from qsgd_hpc.frameworks.pending import BATCH_BYTES, PendingGradients
+from qsgd_hpc.frameworks.pending import BATCH_BYTES, PendingGradients, batches, choose_groups
 
 
 class Done:

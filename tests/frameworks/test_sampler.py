@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qsgd_hpc.frameworks.sampler import ElasticShares
+from qsgd_hpc.frameworks.parts import ElasticShares
 from qsgd_hpc.runtime import basics
 
 

@@ -1,4 +1,4 @@
-"""Which MPI is taken, and what is said of one that cannot be."""
+"""Which MPI is taken, what is said of one that cannot be, and where a rank is on its nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.claims import no_mpi
-from qsgd_hpc.runtime.mpi_binding import _pointer_handles
+from qsgd_hpc.runtime.mpi_binding import Layout, _pointer_handles
+
+UNEVEN = [[0, 3, 4], [1], [2, 5]]
 
 
 def library(vendor: str, width: int) -> SimpleNamespace:
@@ -79,3 +81,23 @@ def test_importing_the_package_starts_nothing():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("rank", "node", "local_rank", "across"),
+    [
+        (0, [0, 3, 4], 0, [0, 1, 2]),
+        (1, [1], 0, [0, 1, 2]),
+        (3, [0, 3, 4], 1, [3, 5]),
+        (4, [0, 3, 4], 2, [4]),
+        (5, [2, 5], 1, [3, 5]),
+    ],
+)
+def test_a_rank_finds_its_place(rank, node, local_rank, across):
+    layout = Layout(UNEVEN, rank)
+    assert (layout.node, layout.local_rank, layout.across) == (node, local_rank, across)
+    assert not layout.homogeneous
+
+
+def test_nodes_of_equally_many_ranks_are_homogeneous():
+    assert Layout([[0, 2], [1, 3]], 3).homogeneous

@@ -10,15 +10,13 @@ import torch
 from torch._compile import _disable_dynamo
 
 from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
-from qsgd_hpc.frameworks.grouping import partition
-from qsgd_hpc.frameworks.pending import wait_for_all
+from qsgd_hpc.frameworks.pending import partition, wait_for_all
 from qsgd_hpc.frameworks.shared_names import claim_residual
 from qsgd_hpc.keras._backend import Backend, F, Reducer, distinct_paths
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.torch.compression import Compression
 from qsgd_hpc.torch.ops import allreduce
-from qsgd_hpc.torch.prepared import GradientAllreduce
-from qsgd_hpc.torch.step_mark import mark_step
+from qsgd_hpc.torch.prepared import GradientAllreduce, mark_step
 
 __all__ = ["BACKEND"]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,14 +14,13 @@ import torch.distributed as dist
 
 from qsgd_hpc import _core
 from qsgd_hpc.compression import Lossy
-from qsgd_hpc.torch._groups import all_gather_single
-from qsgd_hpc.torch._kernels import by_code, uploaded
+from qsgd_hpc.torch._distributed import all_gather_single, by_code, uploaded
 from qsgd_hpc.torch.ddp.memory import Memory, Slot
 from qsgd_hpc.torch.ddp.pipeline import future_for
 from qsgd_hpc.torch.ddp.plan import Place, bucket_tensor, gradients_of
 from qsgd_hpc.torch.ops._tensors import name_of
 
-__all__ = ["DevicePlan", "Queue", "make_device_plan"]
+__all__ = ["DevicePlan", "Queue"]
 
 
 class Queue:
@@ -50,16 +48,17 @@ class Queue:
         flat.record_stream(self._stream)
 
 
-@dataclass(frozen=True)
 class _Coded:
     """The tensors of a bucket that share a code, and their messages."""
 
-    coder: _core.GpuBucket
-    tables: list[torch.Tensor]
-    sent: torch.Tensor
-    received: torch.Tensor
-    result: torch.Tensor
-    results: torch.Tensor
+    def __init__(self, coder: _core.GpuBucket, size: int, device: torch.device) -> None:
+        self.coder = coder
+        self.tables = [uploaded(table, device) for table in coder.tables()]
+        # Zeros, so that the padding sent is the same on every rank.
+        self.sent, self.received, self.results, self.result = (
+            torch.zeros(messages * coder.stride, dtype=torch.uint8, device=device)
+            for messages in (size, size, size, 1)
+        )
 
     def average(self, flat: torch.Tensor, steps: torch.Tensor, group: Any, stream: int) -> None:
         to_send, to_sum, to_take = (table.data_ptr() for table in self.tables)
@@ -80,30 +79,44 @@ class _Coded:
 
 
 class DevicePlan:
-    """The averaging of one bucket, and its memory.
+    """The averaging of one bucket, in which parameters are contiguous, and its memory.
 
     Args:
-        coded: groups of tensors with one code each.
-        exact: (first element, elements) of the uncompressed ranges.
+        compression: None sends all gradients uncompressed.
     """
 
     def __init__(
         self,
-        slots: Sequence[Slot],
-        coded: Sequence[_Coded],
-        exact: Sequence[tuple[int, int]],
-        size: int,
+        parameters: Sequence[torch.Tensor],
+        flat: torch.Tensor,
+        compression: Lossy | None,
+        memory: Memory,
+        place: Place,
         queue: Queue,
-        device: torch.device,
+        library: str,
     ) -> None:
-        self._slots = slots
-        self._coded = coded
-        self._exact = exact
-        self._size = size
-        self._queue = queue
+        self._size, self._queue = place.size, queue
+        self._slots: list[Slot] = []
+        exact: list[tuple[int, int]] = []
+        to_code: list[tuple[_core.CodecSpec, _core.BucketTensor]] = []
+        gradients = gradients_of(parameters, flat.dtype, compression, memory, place, flat.device)
+        for slot, at, count, coding in gradients:
+            if coding is None:
+                exact.append((at, count))
+            else:
+                to_code.append((coding.spec, bucket_tensor(slot, at, count, coding)))
+            self._slots.append(slot)
+        self._exact = _joined(exact)
+        """The first element and the number of elements of the uncompressed ranges."""
+        own = {"seed": place.seed, "rank": place.rank, "size": place.size}
+        coders = [
+            _core.GpuBucket(library, tensors, dtype=name_of(flat.dtype), **own)
+            for _, tensors in by_code(to_code)
+        ]
+        self._coded = [_Coded(coder, place.size, flat.device) for coder in coders]
         # Counted on the device, so that a captured graph draws new noise each time it is replayed.
-        begun = max((slot.steps for slot in slots), default=0)
-        self._steps = torch.full((1,), begun, dtype=torch.int32, device=device)
+        begun = max((slot.steps for slot in self._slots), default=0)
+        self._steps = torch.full((1,), begun, dtype=torch.int32, device=flat.device)
 
     def start(self, flat: torch.Tensor, group: Any) -> torch.futures.Future[torch.Tensor]:
         """Queue the average of a bucket, in place; the future completes after it."""
@@ -137,55 +150,6 @@ class DevicePlan:
         means = packed.div_(self._size).to(flat.dtype)
         sizes = [count for _, count in self._exact]
         torch._foreach_copy_(parts, list(means.split(sizes)))  # type: ignore[no-untyped-call]
-
-
-def make_device_plan(
-    parameters: Sequence[torch.Tensor],
-    flat: torch.Tensor,
-    compression: Lossy | None,
-    memory: Memory,
-    place: Place,
-    queue: Queue,
-    library: str,
-) -> DevicePlan:
-    """Return the plan of a bucket, in which parameters are contiguous.
-
-    Args:
-        compression: None sends all gradients uncompressed.
-    """
-    element = name_of(flat.dtype)
-    slots: list[Slot] = []
-    exact: list[tuple[int, int]] = []
-    to_code: list[tuple[_core.CodecSpec, _core.BucketTensor]] = []
-    gradients = gradients_of(parameters, flat.dtype, compression, memory, place, flat.device)
-    for slot, at, count, coding in gradients:
-        if coding is None:
-            exact.append((at, count))
-        else:
-            to_code.append((coding.spec, bucket_tensor(slot, at, count, coding)))
-        slots.append(slot)
-    coded = [
-        _coded(
-            _core.GpuBucket(
-                library, tensors, dtype=element, seed=place.seed, rank=place.rank, size=place.size
-            ),
-            place.size,
-            flat.device,
-        )
-        for _, tensors in by_code(to_code)
-    ]
-    return DevicePlan(slots, coded, _joined(exact), place.size, queue, flat.device)
-
-
-def _coded(coder: _core.GpuBucket, size: int, device: torch.device) -> _Coded:
-    tables = [uploaded(table, device) for table in coder.tables()]
-    stride = coder.stride
-    # Zeros, so that the padding sent is the same on every rank.
-    sent, received, results = (
-        torch.zeros(size * stride, dtype=torch.uint8, device=device) for _ in range(3)
-    )
-    result = torch.zeros(stride, dtype=torch.uint8, device=device)
-    return _Coded(coder, tables, sent, received, result, results)
 
 
 def _joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

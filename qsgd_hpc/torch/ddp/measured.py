@@ -16,10 +16,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from qsgd_hpc.errors import UsageError
 from qsgd_hpc.recording.engine_record import warmup_steps
 from qsgd_hpc.recording.records import record
 from qsgd_hpc.rules import PLAIN_BITS
-from qsgd_hpc.torch._groups import hook_states
+from qsgd_hpc.torch._distributed import hook_states
 from qsgd_hpc.torch.ddp.state import QSGDState
 
 __all__ = ["stepped", "watch", "watch_shards", "write_record"]
@@ -37,8 +38,8 @@ class _Steps:
         """For each step: time in exchanges, and the part hidden by the backward pass; seconds."""
         self.coded_s: list[float] = []
         """Until the end of each step: time of the hooks' coding."""
-        self.layers: list[list[float]] = []
-        """Elements of each bucket of the latest step, and when it was ready after the first."""
+        self.arrivals: list[tuple[float, int]] = []
+        """Of each bucket of the latest step: when it was ready, and its elements."""
         self.models: list[tuple[Any, int]] = []
         """Each model, and the bytes of its gradients, which are fixed when DDP is constructed."""
         self.shards: list[tuple[float, int]] = []
@@ -69,8 +70,8 @@ def watch(model: Any) -> None:
 
 def watch_shards(module: Any) -> None:
     """Time FSDP2's collectives, in versions of torch with separate collectives."""
-    with contextlib.suppress(ImportError):
-        from qsgd_hpc.torch.fsdp.timed import time_shards
+    with contextlib.suppress(ImportError, UsageError):
+        from qsgd_hpc.torch.fsdp.collectives import time_shards
 
         time_shards(module, _steps.note_shard)
 
@@ -90,7 +91,7 @@ def stepped(optimizer: Any) -> None:
         _steps.wire_bytes = _sent(models)
         hooks = [s for model, _ in models for s in hook_states(model) if isinstance(s, QSGDState)]
         _steps.coded_s.append(sum(hook.coding_s for hook in hooks))
-        _steps.layers = _layers(hooks)
+        _steps.arrivals = [each for hook in hooks for each in hook.arrivals]
         _steps.bits.update(_bits_of(model) for model, _ in models)
     elif _steps.shards:
         seconds, gradients = zip(*_steps.shards, strict=True)
@@ -104,12 +105,6 @@ def _exchanged(models: list[Any]) -> tuple[float, float]:
     names = ("backward_comm_time", "backward_compute_comm_overlap_time")
     comm, hidden = (sum(int(each.get(name, 0)) for each in logged) * NS for name in names)
     return comm, min(comm, hidden)
-
-
-def _layers(hooks: list[QSGDState]) -> list[list[float]]:
-    """Return [[elements, ready_s], ...] of the latest step's buckets."""
-    arrived = sorted((at, count) for hook in hooks for count, at in hook.arrivals)
-    return [[count, round(at - arrived[0][0], 6)] for at, count in arrived]
 
 
 def _bits_of(model: Any) -> int | None:
@@ -154,7 +149,7 @@ def write_record() -> None:
         "step_mean_s": statistics.fmean(timed),
         "timed_by": "torch.distributed",
     }
-    alone = _steps.ranks == 1
+    alone, wire = _steps.ranks == 1, _steps.wire_bytes
     if _steps.exchanges or alone:
         # DDP reports a step's times in the next step.
         exchanges = _steps.exchanges[max(1, warmup) :] or [(0.0, 0.0)]
@@ -167,10 +162,12 @@ def write_record() -> None:
             "comm_time_s": 0.0 if alone else sum(comm for comm, _ in _steps.exchanges),
             "gradient_bytes": _steps.gradient_bytes * count,
             "gradient_bits": next(iter(_steps.bits)) if len(_steps.bits) == 1 else None,
-            "wire_bytes": 0 if alone else _rounded(_steps.wire_bytes),
+            "wire_bytes": 0 if alone else None if wire is None else round(wire),
         }
-        if _steps.rank == 0 and not alone and _steps.layers:
-            fields |= {"layers": _steps.layers, "backward_s": _steps.layers[-1][1]}
+        arrived = sorted(_steps.arrivals)
+        if _steps.rank == 0 and not alone and arrived:
+            layers = [(count, round(at - arrived[0][0], 6)) for at, count in arrived]
+            fields |= {"layers": layers, "backward_s": layers[-1][1]}
     record("engine", **fields)
 
 
@@ -179,7 +176,3 @@ def _coding_s(warmup: int) -> float | None:
     coded_s = _steps.coded_s[max(0, warmup - 1) :]
     known = _steps.wire_bytes is not None and len(coded_s) > 1
     return (coded_s[-1] - coded_s[0]) / (len(coded_s) - 1) if known else None
-
-
-def _rounded(value: float | None) -> int | None:
-    return None if value is None else round(value)

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from qsgd_hpc.torch._groups import HOST
+from qsgd_hpc.torch._distributed import HOST
 from qsgd_hpc.torch.ddp.plan import Plan, Wave
 
-__all__ = ["Job", "Pipeline", "future_for", "staged"]
+__all__ = ["Pipeline", "future_for", "staged"]
 
 EXIT_S = 5.0
 # Tags of messages: two kinds, and a number that is reused long after its message has arrived.
@@ -107,24 +107,17 @@ class Job:
     Args:
         place: the bucket's memory on the host.
         future: completes with the bucket; ``fault`` contains an error, if any.
-        tags: tags of the messages of each wave; set on submission.
+        tags: tags of the messages of each wave.
     """
 
     plan: Plan
     place: InPlace | PinnedCopy
     future: torch.futures.Future[torch.Tensor]
+    tags: list[int]
     fault: BaseException | None = None
-    left: int = field(init=False)
-    tags: list[int] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.left = len(self.plan.waves)
-
-    def result(self) -> torch.futures.Future[torch.Tensor]:
-        """Return a future that raises the fault, if any."""
-        return self.future.then(self._value)
-
-    def _value(self, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+    def value(self, future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        """Return the value of the completed future, or raise the fault, if any."""
         if self.fault is not None:
             raise self.fault
         return future.value()
@@ -165,10 +158,14 @@ class Pipeline:
         self._stages = _Stages(group)
         weakref.finalize(self, self._stages.close)
 
-    def submit(self, job: Job) -> None:
-        """Queue a bucket; its future completes when the bucket holds the average."""
-        job.tags = [next(self._tags) for _ in job.plan.waves]
+    def submit(
+        self, plan: Plan, place: InPlace | PinnedCopy, future: torch.futures.Future[torch.Tensor]
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Queue a bucket; the returned future completes when the bucket holds the average."""
+        job = Job(plan, place, future, [next(self._tags) for _ in plan.waves])
+        result = future.then(job.value)
         self._stages.jobs.put(job)
+        return result
 
     @property
     def sent_bytes(self) -> int:
@@ -221,8 +218,7 @@ class _Stages:
 
     def _finish(self, step: _Step) -> None:
         self._guarded(step.job, lambda: self._decode(step))
-        step.job.left -= 1
-        if step.job.left == 0:
+        if step.wave is step.job.plan.waves[-1]:  # each thread processes the waves in order
             step.job.end()
 
     def _guarded(self, job: Job, act: Callable[[], None]) -> None:
@@ -247,23 +243,25 @@ class _Stages:
         job.plan.begin(job.place.host)
 
     def _encode(self, step: _Step) -> None:
+        wave = step.wave
         with self._coding():
-            step.job.plan.encode(step.wave)
-        self._exchange(step, step.tag, step.wave.to, step.wave.of)
+            step.job.plan.coder.encode(wave.index, wave.sent.data_ptr())
+        self._exchange(step, step.tag, wave.to, wave.of)
 
     def _reduce(self, step: _Step) -> None:
         step.wait()
+        wave, own = step.wave, step.wave.result
         with self._coding():
-            step.job.plan.reduce(step.wave)
-        own = step.wave.result
+            step.job.plan.coder.reduce(wave.index, wave.received.data_ptr(), own.data_ptr())
         everyone = range(len(self._ranks)) if own.numel() > 0 else ()
         others = {rank: own for rank in everyone if self._ranks[rank] != dist.get_rank()}
-        self._exchange(step, step.tag + 1, others, step.wave.results_of)
+        self._exchange(step, step.tag + 1, others, wave.results_of)
 
     def _decode(self, step: _Step) -> None:
         step.wait()
+        wave = step.wave
         with self._coding():
-            step.job.plan.decode(step.wave)
+            step.job.plan.coder.decode(wave.index, wave.results.data_ptr(), wave.stride)
         for work in step.sends:  # their memory is reused in the next step
             work.wait()
 

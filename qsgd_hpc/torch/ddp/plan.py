@@ -11,11 +11,11 @@ import torch
 from qsgd_hpc import _core
 from qsgd_hpc._core import Coding
 from qsgd_hpc.compression import Lossy
-from qsgd_hpc.torch._groups import HOST
+from qsgd_hpc.torch._distributed import HOST
 from qsgd_hpc.torch.ddp.memory import Memory, Slot
 from qsgd_hpc.torch.ops._tensors import name_of
 
-__all__ = ["Place", "Plan", "Wave", "bucket_tensor", "gradients_of", "make_plan"]
+__all__ = ["Place", "Plan", "Wave", "bucket_tensor", "gradients_of"]
 
 # Elements of a message: one is coded while another is in flight.
 WAVE_ELEMENTS = 1 << 20
@@ -50,60 +50,39 @@ class Wave:
 
 
 class Plan:
-    """A bucket's coder with its slots and messages.
+    """A bucket's coder with its slots and messages; parameters are contiguous in the bucket.
 
     Args:
-        slots: the slots of the bucket's parameters, in order.
+        compression: None sends all gradients uncompressed.
     """
 
-    def __init__(self, coder: _core.BucketCoder, slots: Sequence[Slot], place: Place) -> None:
-        self.coder = coder
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        bucket: torch.Tensor,
+        compression: Lossy | None,
+        memory: Memory,
+        place: Place,
+    ) -> None:
+        gradients = list(gradients_of(parameters, bucket.dtype, compression, memory, place))
+        self.coder = _core.BucketCoder(
+            [bucket_tensor(*gradient) for gradient in gradients],
+            dtype=name_of(bucket.dtype),
+            seed=place.seed,
+            rank=place.rank,
+            size=place.size,
+            limit=WAVE_ELEMENTS,
+            workers=place.workers,
+        )
         self.pinned: dict[torch.Size, Any] = {}
-        self._slots = slots
-        self.waves = [_wave(coder, index, place) for index in range(coder.waves)]
+        self._slots = [slot for slot, *_ in gradients]
+        self.waves = [_wave(self.coder, index, place) for index in range(self.coder.waves)]
 
     def begin(self, bucket: torch.Tensor) -> None:
         """Use the bucket's memory, which must be on the host; counts a step."""
         self.coder.begin(bucket.data_ptr(), [slot.steps for slot in self._slots])
         for slot in self._slots:
             slot.steps += 1
-
-    def encode(self, wave: Wave) -> None:
-        """Fill ``wave.sent``."""
-        self.coder.encode(wave.index, wave.sent.data_ptr())
-
-    def reduce(self, wave: Wave) -> None:
-        """Sum ``wave.received`` and fill ``wave.result``."""
-        self.coder.reduce(wave.index, wave.received.data_ptr(), wave.result.data_ptr())
-
-    def decode(self, wave: Wave) -> None:
-        """Write ``wave.results`` to the bucket."""
-        self.coder.decode(wave.index, wave.results.data_ptr(), wave.stride)
-
-
-def make_plan(
-    parameters: Sequence[torch.Tensor],
-    dtype: torch.dtype,
-    compression: Lossy | None,
-    memory: Memory,
-    place: Place,
-) -> Plan:
-    """Return the plan of a bucket, in which parameters are contiguous.
-
-    Args:
-        compression: None sends all gradients uncompressed.
-    """
-    gradients = list(gradients_of(parameters, dtype, compression, memory, place))
-    coder = _core.BucketCoder(
-        [bucket_tensor(*gradient) for gradient in gradients],
-        dtype=name_of(dtype),
-        seed=place.seed,
-        rank=place.rank,
-        size=place.size,
-        limit=WAVE_ELEMENTS,
-        workers=place.workers,
-    )
-    return Plan(coder, [slot for slot, *_ in gradients], place)
 
 
 def gradients_of(
@@ -128,17 +107,11 @@ def gradients_of(
 
 def bucket_tensor(slot: Slot, at: int, count: int, coding: Coding | None) -> _core.BucketTensor:
     """Return the core's description of a gradient that begins at element ``at`` of the bucket."""
-    if coding is None or slot.residual is None or slot.owner_residual is None:
-        spec = None if coding is None else coding.spec
-        return _core.BucketTensor(at=at, count=count, id=slot.id, spec=spec)
-    return _core.BucketTensor(
-        at=at,
-        count=count,
-        id=slot.id,
-        spec=coding.spec,
-        residual=slot.residual.data_ptr(),
-        owner_residual=slot.owner_residual.data_ptr(),
-    )
+    spec, residuals = None if coding is None else coding.spec, {}
+    if spec is not None and slot.residual is not None and slot.owner_residual is not None:
+        residuals["residual"] = slot.residual.data_ptr()
+        residuals["owner_residual"] = slot.owner_residual.data_ptr()
+    return _core.BucketTensor(at=at, count=count, id=slot.id, spec=spec, **residuals)
 
 
 def _wave(coder: _core.BucketCoder, index: int, place: Place) -> Wave:

@@ -15,14 +15,12 @@ from qsgd_hpc import _core, env
 from qsgd_hpc.compression import KINDS, Lossy
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS, Rule
-from qsgd_hpc.torch._groups import host_group, say, why_unsupported
-from qsgd_hpc.torch._kernels import serves, why_on_host
+from qsgd_hpc.torch._distributed import host_group, say, serves, why_on_host, why_unsupported
 from qsgd_hpc.torch.amp import report_skipped_steps
-from qsgd_hpc.torch.ddp.device import DevicePlan, Queue, make_device_plan
-from qsgd_hpc.torch.ddp.memory import Memory
-from qsgd_hpc.torch.ddp.pipeline import Job, Pipeline, future_for, staged
-from qsgd_hpc.torch.ddp.plan import Place, Plan, make_plan
-from qsgd_hpc.torch.ddp.unused import Unused
+from qsgd_hpc.torch.ddp.device import DevicePlan, Queue
+from qsgd_hpc.torch.ddp.memory import Memory, Unused
+from qsgd_hpc.torch.ddp.pipeline import Pipeline, future_for, staged
+from qsgd_hpc.torch.ddp.plan import Place, Plan
 
 __all__ = ["QSGDState"]
 
@@ -92,8 +90,8 @@ class QSGDState:
         self._device_plans: dict[tuple[Any, ...], DevicePlan] = {}
         self._queues: dict[torch.device, Queue] = {}
         self._unused = Unused()
-        self.arrivals: list[tuple[int, float]] = []
-        """Elements of each bucket of the latest backward pass, and when it was ready; seconds."""
+        self.arrivals: list[tuple[float, int]] = []
+        """Of each bucket of the latest backward pass: when it was ready (s), and its elements."""
 
     def reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Start averaging a ``dist.GradBucket`` over the ranks; does not block.
@@ -105,23 +103,31 @@ class QSGDState:
         if bucket.index() == 0:
             self.arrivals.clear()
         if flat.is_cpu:  # the host does not know when a device has computed a bucket
-            self.arrivals.append((flat.numel(), time.perf_counter()))
+            self.arrivals.append((time.perf_counter(), flat.numel()))
         if place.size == 1:
             alone = future_for(flat)
             alone.set_result(flat)
             return alone
         self._follow_scale()
+        parameters = bucket.parameters()
+        exact = self._is_off or any(
+            self._memory.slot(p).steps < self.start_step for p in parameters
+        )
+        key = (exact, flat.dtype, *map(id, parameters))
+        planned = parameters, flat, None if exact else self.compression, self._memory, place
         if (library := serves(flat.device, self.compression, self._group())) is not None:
-            device_plan = self._device_plan(bucket.parameters(), flat, place, library)
+            if key not in self._device_plans:
+                self._count_steps()  # plans of other buckets may have counted steps of these
+                queue = self._queues.setdefault(flat.device, Queue(flat.device))
+                self._device_plans[key] = DevicePlan(*planned, queue, library)
             self._watch_unused(bucket, flat)
-            return device_plan.start(flat, self._group())
+            return self._device_plans[key].start(flat, self._group())
         pipeline = self._start_pipeline(flat.device)
-        plan = self._plan(bucket.parameters(), flat, place)
+        if key not in self._plans:
+            self._plans[key] = Plan(*planned)
         self._watch_unused(bucket, flat)
-        job = Job(plan, staged(flat, plan.pinned), future_for(flat))
-        result = job.result()
-        pipeline.submit(job)
-        return result
+        plan = self._plans[key]
+        return pipeline.submit(plan, staged(flat, plan.pinned), future_for(flat))
 
     def belongs_to(self, model: DistributedDataParallel) -> None:
         """Note the model, whose settings spare work on parameters that are always used."""
@@ -176,38 +182,9 @@ class QSGDState:
             self._pipeline = Pipeline(self._host_group())
         return self._pipeline
 
-    def _device_plan(
-        self, parameters: list[torch.Tensor], flat: torch.Tensor, place: Place, library: str
-    ) -> DevicePlan:
-        exact, key = self._key(parameters, flat)
-        if key not in self._device_plans:
-            self._count_steps()  # plans of other buckets may have counted steps of these parameters
-            queue = self._queues.setdefault(flat.device, Queue(flat.device))
-            compression = None if exact else self.compression
-            self._device_plans[key] = make_device_plan(
-                parameters, flat, compression, self._memory, place, queue, library
-            )
-        return self._device_plans[key]
-
     def _count_steps(self) -> None:
         for plan in self._device_plans.values():
             plan.count()
-
-    def _key(
-        self, parameters: list[torch.Tensor], flat: torch.Tensor
-    ) -> tuple[bool, tuple[Any, ...]]:
-        """Return whether the bucket is still reduced exactly, and the key of its plan."""
-        exact = self._is_off or any(
-            self._memory.slot(p).steps < self.start_step for p in parameters
-        )
-        return exact, (exact, flat.dtype, *map(id, parameters))
-
-    def _plan(self, parameters: list[torch.Tensor], flat: torch.Tensor, place: Place) -> Plan:
-        exact, key = self._key(parameters, flat)
-        if key not in self._plans:
-            compression = None if exact else self.compression
-            self._plans[key] = make_plan(parameters, flat.dtype, compression, self._memory, place)
-        return self._plans[key]
 
     def _follow_scale(self) -> None:
         scale = 1.0 if self.scaler is None else self.scaler.get_scale()

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from qsgd_hpc import _core
-from qsgd_hpc.torch._groups import HOST
-from qsgd_hpc.torch._kernels import by_code, uploaded
-from qsgd_hpc.torch.fsdp.pieces import Piece, message_bytes
+from qsgd_hpc.torch._distributed import HOST, by_code, uploaded
+from qsgd_hpc.torch.fsdp.layout import Piece, message_bytes
 from qsgd_hpc.torch.ops._tensors import current_stream_of, name_of
 
 __all__ = ["DeviceCodec", "HostCodec", "ShardCodec", "Streams"]
@@ -30,7 +30,7 @@ class ShardCodec:
     """An encoder and decoder of shards of one layout; this base class copies exact pieces.
 
     Args:
-        pieces: all pieces of a shard (:func:`qsgd_hpc.torch.fsdp.pieces.pieces_of`).
+        pieces: all pieces of a shard (:func:`qsgd_hpc.torch.fsdp.layout.pieces_of`).
         place: the device in whose memory it codes.
     """
 
@@ -41,12 +41,12 @@ class ShardCodec:
         self._dtype = dtype
         self._exact = [piece for piece in pieces if piece.spec is None]
 
-    def messages(self, rows: int) -> torch.Tensor:
+    def messages(self, rows: int) -> Tensor:
         """Return uninitialised memory for messages."""
         return torch.empty(rows, self.bytes, dtype=torch.uint8, device=self.place)
 
     def encode(
-        self, shards: torch.Tensor, messages: torch.Tensor, streams: Streams, step: int, rank: int
+        self, shards: Tensor, messages: Tensor, streams: Streams, step: int, rank: int
     ) -> None:
         """Write this rank's messages to the rows in ``streams``; to others, only the exact parts.
 
@@ -57,19 +57,12 @@ class ShardCodec:
         for piece in self._exact:
             self._exact_part(piece, messages).copy_(shards[:, piece.elements])
 
-    def decode(self, messages: torch.Tensor, shards: torch.Tensor) -> None:
+    def decode(self, messages: Tensor, shards: Tensor) -> None:
         """Read messages into shards."""
         for piece in self._exact:
             shards[:, piece.elements] = self._exact_part(piece, messages)
 
-    def sum(
-        self,
-        messages: torch.Tensor,
-        own_rank: int,
-        own: torch.Tensor,
-        factor: float,
-        out: torch.Tensor,
-    ) -> None:
+    def sum(self, messages: Tensor, own_rank: int, own: Tensor, factor: float, out: Tensor) -> None:
         """Sum a shard over the ranks in rank order, in float32 at least.
 
         Args:
@@ -92,7 +85,7 @@ class ShardCodec:
         outputs = [out[piece.elements] for piece in self._exact]
         torch._foreach_copy_(outputs, totals)  # type: ignore[no-untyped-call]
 
-    def _exact_part(self, piece: Piece, messages: torch.Tensor) -> torch.Tensor:
+    def _exact_part(self, piece: Piece, messages: Tensor) -> Tensor:
         """Return a view of an uncompressed piece in all messages, shape (rows, its elements)."""
         return messages[:, piece.bytes].view(self._dtype)
 
@@ -109,7 +102,7 @@ class HostCodec(ShardCodec):
         self._threads = threads
 
     def encode(
-        self, shards: torch.Tensor, messages: torch.Tensor, streams: Streams, step: int, rank: int
+        self, shards: Tensor, messages: Tensor, streams: Streams, step: int, rank: int
     ) -> None:
         """See :meth:`ShardCodec.encode`."""
         super().encode(shards, messages, streams, step, rank)
@@ -127,7 +120,7 @@ class HostCodec(ShardCodec):
                     threads=self._threads,
                 )
 
-    def decode(self, messages: torch.Tensor, shards: torch.Tensor) -> None:
+    def decode(self, messages: Tensor, shards: Tensor) -> None:
         """See :meth:`ShardCodec.decode`."""
         super().decode(messages, shards)
         for message, shard in zip(messages, shards, strict=True):
@@ -140,14 +133,7 @@ class HostCodec(ShardCodec):
                     threads=self._threads,
                 )
 
-    def sum(
-        self,
-        messages: torch.Tensor,
-        own_rank: int,
-        own: torch.Tensor,
-        factor: float,
-        out: torch.Tensor,
-    ) -> None:
+    def sum(self, messages: Tensor, own_rank: int, own: Tensor, factor: float, out: Tensor) -> None:
         """See :meth:`ShardCodec.sum`."""
         super().sum(messages, own_rank, own, factor, out)
         for piece, spec in self._coded:
@@ -185,7 +171,7 @@ class DeviceCodec(ShardCodec):
         self._placed: dict[tuple[tuple[int, int], ...], list[_Launch]] = {}
 
     def encode(
-        self, shards: torch.Tensor, messages: torch.Tensor, streams: Streams, step: int, rank: int
+        self, shards: Tensor, messages: Tensor, streams: Streams, step: int, rank: int
     ) -> None:
         """See :meth:`ShardCodec.encode`."""
         super().encode(shards, messages, streams, step, rank)
@@ -196,7 +182,7 @@ class DeviceCodec(ShardCodec):
                 step=step, rank=rank, stream=stream,
             )  # fmt: skip
 
-    def decode(self, messages: torch.Tensor, shards: torch.Tensor) -> None:
+    def decode(self, messages: Tensor, shards: Tensor) -> None:
         """See :meth:`ShardCodec.decode`."""
         super().decode(messages, shards)
         stream = current_stream_of(shards)
@@ -205,14 +191,7 @@ class DeviceCodec(ShardCodec):
                 messages.data_ptr(), table=table.data_ptr(), out=shards.data_ptr(), stream=stream
             )
 
-    def sum(
-        self,
-        messages: torch.Tensor,
-        own_rank: int,
-        own: torch.Tensor,
-        factor: float,
-        out: torch.Tensor,
-    ) -> None:
+    def sum(self, messages: Tensor, own_rank: int, own: Tensor, factor: float, out: Tensor) -> None:
         """See :meth:`ShardCodec.sum`."""
         super().sum(messages, own_rank, own, factor, out)
         stream = current_stream_of(out)
@@ -249,14 +228,14 @@ class DeviceCodec(ShardCodec):
         return coder, uploaded(coder.table(), self.place)
 
 
-_Launch = tuple[_core.GpuMessages, torch.Tensor]
+_Launch = tuple[_core.GpuMessages, Tensor]
 
 
 def _noise_id(piece: Piece, stream: int) -> int:
     return (piece.id + stream) % 2**32
 
 
-def _array(tensor: torch.Tensor) -> NDArray[Any]:
+def _array(tensor: Tensor) -> NDArray[Any]:
     if tensor.dtype == torch.bfloat16:  # not supported by numpy
         return tensor.view(torch.int16).numpy().view(np.uint16)
     return tensor.numpy()

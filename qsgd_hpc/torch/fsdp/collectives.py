@@ -1,9 +1,10 @@
-"""The two collectives of FSDP2 with codes."""
+"""The two collectives of FSDP2 with codes, and the times of all, for a scaling study."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,23 +15,34 @@ import torch.distributed as dist
 
 # torch has no public name for these types of arguments of its public methods.
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultAllGather,
+    DefaultReduceScatter,
+)
 
 from qsgd_hpc.compression import FLOATING, Lossy
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.torch._groups import (
+from qsgd_hpc.rules import PLAIN_BITS
+from qsgd_hpc.torch._distributed import (
     HOST,
     all_gather_single,
     reduce_scatter_single,
     say,
+    serves,
+    why_on_host,
     why_unsupported,
 )
-from qsgd_hpc.torch._kernels import serves, why_on_host
 from qsgd_hpc.torch.fsdp.codec import DeviceCodec, HostCodec, ShardCodec
-from qsgd_hpc.torch.fsdp.layout import Part
-from qsgd_hpc.torch.fsdp.pieces import pieces_of
+from qsgd_hpc.torch.fsdp.layout import (
+    Part,
+    before_first_gathering,
+    param_groups,
+    pieces_of,
+    sharded_modules,
+)
 from qsgd_hpc.torch.ops._tensors import name_of
 
-__all__ = ["QSGDAllGather", "QSGDReduceScatter", "ShardedModule", "Traffic"]
+__all__ = ["QSGDAllGather", "QSGDReduceScatter", "ShardedModule", "Traffic", "time_shards"]
 
 WEIGHTS = 1 << 31
 """The noise stream of weights; the stream of gradients is the number of the receiving rank."""
@@ -87,29 +99,23 @@ class ShardedModule:
         shard: torch.Tensor,
         group: dist.ProcessGroup,
         compression: Lossy,
-        parts: tuple[Part, ...] | None = None,
-    ) -> ShardCodec:
-        """Return the codec for shards of this kind, which have all parts or the given ones."""
-        parts = self.parts if parts is None else parts
-        key = (shard.numel(), shard.dtype, shard.device, group.size(), compression, parts)
-        if key not in self._codecs:
-            self._codecs[key] = self._new_codec(shard, group, compression, parts)
-        return self._codecs[key]
-
-    def _new_codec(
-        self,
-        shard: torch.Tensor,
-        group: dist.ProcessGroup,
-        compression: Lossy,
         parts: tuple[Part, ...],
     ) -> ShardCodec:
-        pieces = pieces_of(parts, self.name, compression, shard.numel(), group.size(), shard.dtype)
-        library = serves(shard.device, compression, group)
-        if library is not None:
-            return DeviceCodec(library, pieces, shard.dtype, self.seed, shard.device)
-        if shard.device != HOST:
-            _report(shard.device, why_on_host(shard.device, compression, group))
-        return HostCodec(pieces, shard.dtype, self.seed, self.threads)
+        """Return the codec for shards of this kind, which have these parts."""
+        count, dtype, device, ranks = shard.numel(), shard.dtype, shard.device, group.size()
+        key = (count, dtype, device, ranks, compression, parts)
+        if key in self._codecs:
+            return self._codecs[key]
+        pieces = pieces_of(parts, self.name, compression, count, ranks, dtype)
+        codec: ShardCodec
+        if (library := serves(device, compression, group)) is not None:
+            codec = DeviceCodec(library, pieces, dtype, self.seed, device)
+        else:
+            if device != HOST:
+                _report(device, why_on_host(device, compression, group))
+            codec = HostCodec(pieces, dtype, self.seed, self.threads)
+        self._codecs[key] = codec
+        return codec
 
 
 @functools.cache
@@ -229,7 +235,7 @@ class QSGDAllGather(_Coded, AllGather):
                 output_tensor, input_tensor, group=group, async_op=async_op
             )
             return work
-        codec = self._module.codec(input_tensor, group, compression)
+        codec = self._module.codec(input_tensor, group, compression, self._module.parts)
         mine, shard = codec.messages(1), input_tensor.view(1, -1).to(codec.place)
         codec.encode(shard, mine, {0: WEIGHTS}, self._module.steps, group.rank())
         to_send = mine.to(_transport_device(mine, input_tensor.device, group))
@@ -294,3 +300,57 @@ def _placed(output: torch.Tensor, place: torch.device) -> Iterator[torch.Tensor]
 
 def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+Note = Callable[[float, int, int, int | None], None]
+_KNOWN = (DefaultAllGather, DefaultReduceScatter, QSGDAllGather, QSGDReduceScatter)
+
+
+class _Timed:
+    """A collective that reports the duration of each of its calls."""
+
+    def __init__(self, collective: Any, note: Note) -> None:
+        self.allocate = collective.allocate
+        self._collective = collective
+        self._reduces = isinstance(collective, (DefaultReduceScatter, QSGDReduceScatter))
+        self._note = note
+        compression = getattr(collective, "compression", None)
+        self._bits = PLAIN_BITS if compression is None else compression.bits
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        traffic = getattr(self._collective, "traffic", None)  # of coded collectives
+        before = traffic.sent if traffic else 0
+        begin_s = time.perf_counter()
+        result = self._collective(output_tensor, input_tensor, *args, **kwargs)
+        if output_tensor.is_cpu:
+            seconds = time.perf_counter() - begin_s
+            # The larger tensor has all ranks' shards, the smaller only this rank's.
+            others = abs(output_tensor.nbytes - input_tensor.nbytes)
+            sent = traffic.sent - before if traffic else others
+            self._note(seconds, sent, input_tensor.nbytes if self._reduces else 0, self._bits)
+        return result
+
+
+def time_shards(module: Any, note: Note) -> None:
+    """Report the durations of the collectives of an outermost module and the modules in it.
+
+    In host memory, they run when they are called, and nothing is computed meanwhile. On a device,
+    they are queued, and the host cannot measure when they run.
+
+    Args:
+        module: a module that ``fully_shard`` was called on.
+        note: called after each collective with its seconds, the bytes that this rank has sent to
+            others, the bytes of gradients that it has reduced, and the bits per element.
+    """
+
+    def replace(module: Any) -> None:
+        for each in sharded_modules(module).values():
+            for group in param_groups(each):
+                for name in ("_all_gather_comm", "_reduce_scatter_comm"):
+                    collective = getattr(group, name)
+                    if isinstance(collective, _KNOWN):
+                        setattr(group, name, _Timed(collective, note))
+
+    before_first_gathering(module, replace)

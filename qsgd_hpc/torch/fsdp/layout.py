@@ -1,14 +1,16 @@
-"""Layout of the flat tensors that FSDP2 passes to its collectives.
+"""Layout of the flat tensors that FSDP2 passes to its collectives, and of their messages.
 
 A module's tensor contains the shards of its parameters in sequence, each as long as the
-longest rank's, in FSDP2's order of the parameters: children first.
+longest rank's, in FSDP2's order of the parameters: children first. In a message, the shards of
+large parameters are coded, all others uncompressed.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,16 +19,25 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from qsgd_hpc.torch.naming import plain_name
+from qsgd_hpc import _core
+from qsgd_hpc.compression import Lossy
+from qsgd_hpc.torch.ops._tensors import name_of
+from qsgd_hpc.torch.parameters import plain_name
 
 __all__ = [
     "Part",
+    "Piece",
     "before_first_gathering",
     "data_parallel_rank",
+    "message_bytes",
     "param_groups",
     "parts_of",
+    "pieces_of",
     "sharded_modules",
 ]
+
+HEADER_BYTES = 32
+ALIGNED_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -122,3 +133,62 @@ def parts_of(module: Any, names: Mapping[nn.Module, str]) -> tuple[Part, ...]:
             shape, held = tuple(each.sharded_param.shape), tuple(each._orig_size)
             found.append(Part(name, shape, each.fsdp_placement.dim, owner, held))
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A parameter's shard; ``spec`` is None for one that is sent uncompressed."""
+
+    elements: slice
+    """Range in the shard."""
+    bytes: slice
+    """Range in the message."""
+    id: int
+    spec: _core.CodecSpec | None
+
+    @property
+    def count(self) -> int:
+        """Return the number of elements."""
+        return int(self.elements.stop - self.elements.start)
+
+
+def pieces_of(
+    parts: Sequence[Part],
+    module: str,
+    compression: Lossy,
+    elements: int,
+    ranks: int,
+    dtype: torch.dtype,
+) -> list[Piece]:
+    """Return the pieces of a shard, in order.
+
+    Args:
+        parts: the parameters that FSDP2 may have packed; if they do not fill the shard (some had
+            no gradient in this step), the shard is one parameter named ``module``.
+        compression: chooses each parameter's code by its name and unsharded shape.
+        elements: number of elements of a shard, including padding.
+        ranks: number of ranks over which the module is sharded.
+    """
+    if sum(part.elements(ranks) for part in parts) != elements:
+        parts = [Part(module, (ranks, elements), 0)]
+    pieces: list[Piece] = []
+    at = filled = 0
+    for part in parts:
+        count = part.elements(ranks)
+        coding = compression.coding_for_gradient(part.name, part.shape, name_of(dtype))
+        spec = None if coding is None else coding.spec
+        size = count * dtype.itemsize if spec is None else HEADER_BYTES + spec.bytes(count)
+        id_ = zlib.crc32(part.name.encode())
+        pieces.append(Piece(slice(at, at + count), slice(filled, filled + size), id_, spec))
+        at += count
+        filled += _aligned(size)
+    return pieces
+
+
+def message_bytes(pieces: Sequence[Piece]) -> int:
+    """Return the bytes of a message, the same on every rank."""
+    return _aligned(pieces[-1].bytes.stop) if pieces else 0
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED_BYTES) * ALIGNED_BYTES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -12,7 +12,7 @@ from qsgd_hpc import env
 from qsgd_hpc.compression import Eden, Lossy, Qsgd
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import Rule, as_rules
-from qsgd_hpc.torch.fsdp.collectives import QSGDAllGather, QSGDReduceScatter, ShardedModule, Traffic
+from qsgd_hpc.torch.fsdp.collectives import QSGDAllGather, QSGDReduceScatter, ShardedModule
 from qsgd_hpc.torch.fsdp.layout import data_parallel_rank, param_groups, parts_of, sharded_modules
 
 __all__ = ["QuantizedShards", "is_quantized", "quantize_fsdp"]
@@ -28,12 +28,10 @@ class QuantizedShards:
     def __init__(
         self,
         modules: Mapping[str, ShardedModule],
-        gradients: Iterable[Traffic],
-        weights: Iterable[Traffic],
+        gradients: Sequence[QSGDReduceScatter],
+        weights: Sequence[QSGDAllGather],
     ) -> None:
-        self._modules = modules
-        self._gradients = list(gradients)
-        self._weights = list(weights)
+        self._modules, self._gradients, self._weights = modules, gradients, weights
 
     def traffic(self) -> dict[str, int]:
         """Return the bytes that this rank has sent.
@@ -43,9 +41,10 @@ class QuantizedShards:
             ``gradients_uncoded`` and ``weights_uncoded``.
         """
         kinds = {"gradients": self._gradients, "weights": self._weights}
-        counted = {kind: sum(t.sent for t in them) for kind, them in kinds.items()}
-        plain = {f"{kind}_uncoded": sum(t.uncoded for t in them) for kind, them in kinds.items()}
-        return counted | plain
+        counted = {kind: sum(c.traffic.sent for c in them) for kind, them in kinds.items()}
+        return counted | {
+            f"{kind}_uncoded": sum(c.traffic.uncoded for c in them) for kind, them in kinds.items()
+        }
 
     def state_dict(self) -> dict[str, int]:
         """Return the step count of each module, so that the noise of a resumed run continues.
@@ -122,7 +121,8 @@ def quantize_fsdp(
     weights = _compression("weight_bits", weight_bits, scheme, weight_rules, settings)
     seed = env.get("QSGD_SEED") if seed is None else seed
     threads = env.get("QSGD_THREADS") if threads is None else threads
-    shared, reductions, gatherings = {}, [], []
+    shared: dict[str, ShardedModule] = {}
+    reductions, gatherings = [], []
     names = {module: name for name, module in model.named_modules()}
     by_state: dict[Any, ShardedModule] = {}
     for name, module in modules.items():
@@ -136,15 +136,11 @@ def quantize_fsdp(
         parts = parts_of(module, names)
         shards = max((g.mesh_info.shard_mesh_size for g in param_groups(module)), default=1)
         shared[name] = by_state[state] = ShardedModule(name, parts, rank, seed, threads, shards)
-        reduction = QSGDReduceScatter(shared[name], gradients)
-        module.set_custom_reduce_scatter(reduction)
-        reductions.append(reduction)
-        gathering = QSGDAllGather(shared[name], weights)
-        module.set_custom_all_gather(gathering)
-        gatherings.append(gathering)
-    return QuantizedShards(
-        shared, [each.traffic for each in reductions], [each.traffic for each in gatherings]
-    )
+        reductions.append(QSGDReduceScatter(shared[name], gradients))
+        module.set_custom_reduce_scatter(reductions[-1])
+        gatherings.append(QSGDAllGather(shared[name], weights))
+        module.set_custom_all_gather(gatherings[-1])
+    return QuantizedShards(shared, reductions, gatherings)
 
 
 def is_quantized(module: nn.Module) -> bool:

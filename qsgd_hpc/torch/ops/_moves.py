@@ -8,14 +8,7 @@ from qsgd_hpc.frameworks.eager import start_broadcast
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Handle
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
-from qsgd_hpc.torch.ops._differentiable import (
-    Allgather,
-    Alltoall,
-    Broadcast,
-    Splits,
-    Tensors,
-    run,
-)
+from qsgd_hpc.torch.ops._differentiable import Allgather, Alltoall, Broadcast, Splits, Tensors, run
 from qsgd_hpc.torch.ops._tensors import TENSORS
 
 __all__ = [

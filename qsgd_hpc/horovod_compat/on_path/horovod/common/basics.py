@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from qsgd_hpc.runtime import basics, built
+from qsgd_hpc.frameworks import common
+from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.basics import start_timeline, stop_timeline
 
 __all__ = ["HorovodBasics"]
@@ -29,16 +30,16 @@ class HorovodBasics:
     is_homogeneous = staticmethod(basics.is_homogeneous)
     start_timeline = staticmethod(start_timeline)
     stop_timeline = staticmethod(stop_timeline)
-    mpi_threads_supported = staticmethod(built.mpi_threads_supported)
-    mpi_enabled = staticmethod(built.mpi_enabled)
-    mpi_built = staticmethod(built.mpi_built)
-    gloo_enabled = staticmethod(built.gloo_enabled)
-    gloo_built = staticmethod(built.gloo_built)
-    nccl_built = staticmethod(built.nccl_built)
-    ddl_built = staticmethod(built.ddl_built)
-    ccl_built = staticmethod(built.ccl_built)
-    cuda_built = staticmethod(built.cuda_built)
-    rocm_built = staticmethod(built.rocm_built)
+    mpi_threads_supported = staticmethod(common.mpi_threads_supported)
+    mpi_enabled = staticmethod(common.mpi_enabled)
+    mpi_built = staticmethod(common.mpi_built)
+    gloo_enabled = staticmethod(common.gloo_enabled)
+    gloo_built = staticmethod(common.gloo_built)
+    nccl_built = staticmethod(common.nccl_built)
+    ddl_built = staticmethod(common.ddl_built)
+    ccl_built = staticmethod(common.ccl_built)
+    cuda_built = staticmethod(common.cuda_built)
+    rocm_built = staticmethod(common.rocm_built)
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments

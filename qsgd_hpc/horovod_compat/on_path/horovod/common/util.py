@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from qsgd_hpc.runtime import built
-from qsgd_hpc.runtime.built import ccl_built, ddl_built, gloo_built, mpi_built, nccl_built
+from qsgd_hpc.frameworks import common
+from qsgd_hpc.frameworks.common import ccl_built, ddl_built, gloo_built, mpi_built, nccl_built
 
 __all__ = [
     "ccl_built",
@@ -30,7 +30,7 @@ __all__ = [
 
 def gpu_available(ext_base_name: str = "", verbose: bool = False) -> bool:
     """Return whether there are kernels that code tensors on the GPU."""
-    return built.cuda_built() or built.rocm_built()
+    return common.cuda_built() or common.rocm_built()
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
