@@ -9,8 +9,7 @@
 #include <map>
 #include <utility>
 
-#include "collectives/allgather.h"
-#include "collectives/broadcast.h"
+#include "collectives/exchange.h"
 #include "common/error.h"
 #include "common/kept.h"
 #include "gpu/nccl_calls.h"

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "collectives/barrier.h"
+#include "collectives/exchange.h"
 #include "common/kept.h"
 #include "planner/stopwatch.h"
 
