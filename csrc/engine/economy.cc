@@ -115,10 +115,4 @@ void Economy::weigh(const CodecSpec& spec, size_t count) {
       ". QSGD_PLANNER=on compresses only where that saves time; QSGD_PLANNER=off says nothing");
 }
 
-std::vector<std::string> Economy::take_news() {
-  std::vector<std::string> news;
-  news.swap(news_);
-  return news;
-}
-
 }  // namespace qsgd
