@@ -4,7 +4,6 @@
 
 #include "planner/codec_timing.h"
 #include "planner/codes.h"
-#include "planner/words.h"
 
 namespace qsgd {
 namespace {
