@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "bindings/bindings.h"
-#include "bindings/threaded.h"
 #include "collectives/allreduce.h"
 #include "collectives/exchange.h"
 #include "collectives/reducescatter.h"
