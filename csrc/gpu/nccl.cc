@@ -12,7 +12,7 @@
 #include "collectives/exchange.h"
 #include "common/error.h"
 #include "common/kept.h"
-#include "gpu/nccl_calls.h"
+#include "gpu/library.h"
 
 namespace qsgd::gpu {
 namespace {

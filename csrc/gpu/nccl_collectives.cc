@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "collectives/node_shards.h"
+#include "gpu/library.h"
 #include "gpu/nccl.h"
-#include "gpu/nccl_calls.h"
 
 namespace qsgd::gpu {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "quant/code.h"
 #include "quant/grid.h"
-#include "quant/sparse_levels.h"
+#include "quant/omega.h"
 
 namespace qsgd {
 namespace {
