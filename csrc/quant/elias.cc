@@ -7,7 +7,6 @@
 #include <map>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "quant/code.h"
 #include "quant/grid.h"
