@@ -88,7 +88,7 @@ struct Avx2 {
   }
   static QSGD_INLINE I up(I a, int bits) { return _mm256_sll_epi32(a, _mm_cvtsi32_si128(bits)); }
 
-  // See simd_avx512.h.
+  // See kernels_avx512.cc.
   static QSGD_INLINE F flip(F x, I signs) {
     return of_bits(differ(bits(x), both(signs, spread(INT32_MIN))));
   }
@@ -143,7 +143,7 @@ struct Avx2 {
   }
 
   static constexpr bool kPacksCodes = true;
-  // See simd_avx512.h.
+  // See kernels_avx512.cc.
   template <int Bits>
   static QSGD_INLINE void pack_codes(const I* code_of, uint8_t* out) {
     const auto half = [&](int i) {

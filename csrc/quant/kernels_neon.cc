@@ -81,7 +81,7 @@ struct Neon {
   }
   static QSGD_INLINE I up(I a, int bits) { return vshlq_u32(a, vdupq_n_s32(bits)); }
 
-  // See simd_avx512.h.
+  // See kernels_avx512.cc.
   static QSGD_INLINE F flip(F x, I signs) {
     return of_bits(differ(bits(x), both(signs, spread(INT32_MIN))));
   }

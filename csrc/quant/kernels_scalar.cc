@@ -132,7 +132,7 @@ struct Scalar {
   }
   static QSGD_INLINE I up(I a, int bits) { return a << static_cast<uint32_t>(bits); }
 
-  // See simd_avx512.h.
+  // See kernels_avx512.cc.
   static QSGD_INLINE F flip(F x, I signs) { return of_bits(bits(x) ^ (signs & spread(INT32_MIN))); }
   template <int Distance>
   static QSGD_INLINE F cross(F x) {
