@@ -1,10 +1,13 @@
+// Common declarations of the bindings.
 #pragma once
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -12,8 +15,7 @@
 #include <vector>
 
 #include "common/error.h"
-#include "engine/lifeline.h"
-#include "engine/operation.h"
+#include "engine/engine.h"
 #include "quant/codec.h"
 
 void bind_engine(pybind11::module_& m);
@@ -47,3 +49,43 @@ std::vector<qsgd::Lifeline::Peer> peers_of(const Peers& peers);
 
 // The code, or None for no compression.
 using OptionalSpec = std::optional<qsgd::CodecSpec>;
+
+namespace qsgd {
+
+// Deleter: releases the GIL, because the object's threads may need it to log while the destructor
+// waits for them; a framework's thread that releases the object does not hold it. A forked child
+// has the object without its threads, and would wait forever: it does not delete it.
+template <class T>
+struct DeleteWhereMade {
+  pid_t owner = getpid();
+
+  void operator()(T* object) const {
+    if (getpid() != owner) return;
+    if (PyGILState_Check() == 0) {
+      delete object;
+      return;
+    }
+    const pybind11::gil_scoped_release no_gil;
+    delete object;
+  }
+};
+
+template <class T>
+using Threaded = std::unique_ptr<T, DeleteWhereMade<T>>;
+
+// Shared, because a framework's thread may use an engine that Python releases.
+using EnginePtr = std::shared_ptr<Engine>;
+using EngineClass = pybind11::class_<Engine, EnginePtr>;
+
+// Wraps an object so that any thread may release it; null for None.
+inline std::shared_ptr<pybind11::object> hold(pybind11::object object) {
+  if (object.is_none()) return nullptr;
+  return {new pybind11::object(std::move(object)), [](pybind11::object* held) {
+            const pybind11::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+}  // namespace qsgd
+
+void bind_start(qsgd::EngineClass& engine);

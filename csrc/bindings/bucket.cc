@@ -12,7 +12,6 @@
 #include "bindings/bindings.h"
 #include "collectives/bucket_coder.h"
 #include "gpu/library.h"
-#include "gpu/nccl_calls.h"
 #include "quant/philox.h"
 #include "quant/wire.h"
 

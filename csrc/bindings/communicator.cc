@@ -6,12 +6,8 @@
 #include <numeric>
 
 #include "bindings/bindings.h"
-#include "bindings/threaded.h"
-#include "collectives/allgather.h"
 #include "collectives/allreduce.h"
-#include "collectives/alltoall.h"
-#include "collectives/barrier.h"
-#include "collectives/broadcast.h"
+#include "collectives/exchange.h"
 #include "collectives/reducescatter.h"
 #include "planner/measure.h"
 #include "transport/mpi_transport.h"

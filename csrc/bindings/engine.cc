@@ -1,11 +1,10 @@
-#include "bindings/engine.h"
-
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
 
+#include "bindings/bindings.h"
 #include "transport/mpi_transport.h"
 #include "transport/thread_transport.h"
 

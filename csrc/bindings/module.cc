@@ -132,11 +132,6 @@ void bind_cost(py::module_& m, const char* name, Cost cost) {
       py::arg("coding") = py::none());
 }
 
-}  // namespace
-}  // namespace qsgd
-
-namespace {
-
 #if defined(__clang__)
 constexpr char kCompiler[] = "Clang " __clang_version__;
 #else
@@ -144,7 +139,6 @@ constexpr char kCompiler[] = "GCC " __VERSION__;
 #endif
 
 void bind_tree(py::module_& m) {
-  using qsgd::Tree;
   py::class_<Tree>(m, "Tree")
       .def(py::init(
                [](int rank, int size, const std::optional<std::vector<std::vector<int>>>& nodes,
@@ -156,7 +150,6 @@ void bind_tree(py::module_& m) {
 }
 
 void bind_roll_call(py::module_& m) {
-  using qsgd::RollCall;
   py::class_<RollCall>(m, "RollCall")
       .def(py::init([](std::string launch, std::string host, int rank, int ranks, int local_rank,
                        int local_size, double warning_s, double shutdown_s) {
@@ -172,10 +165,11 @@ void bind_roll_call(py::module_& m) {
 }
 
 }  // namespace
+}  // namespace qsgd
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The compiled core of qsgd-hpc: codec, collectives, engine.";
-  m.attr("COMPILER") = kCompiler;
+  m.attr("COMPILER") = qsgd::kCompiler;
   py::register_exception_translator([](std::exception_ptr raised) {
     try {
       if (raised) std::rethrow_exception(raised);
@@ -197,6 +191,6 @@ PYBIND11_MODULE(_core, m) {
   qsgd::bind_codes(m);
   qsgd::bind_cost(m, "allreduce_s", &qsgd::allreduce_s);
   qsgd::bind_cost(m, "wire_bytes", &qsgd::wire_bytes);
-  bind_roll_call(m);
-  bind_tree(m);
+  qsgd::bind_roll_call(m);
+  qsgd::bind_tree(m);
 }

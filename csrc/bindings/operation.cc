@@ -12,12 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/engine.h"
+#include "bindings/bindings.h"
 #include "common/kept.h"
 #include "engine/handle.h"
 #include "foreign/foreign.h"
 #include "jax/collective.h"
-#include "jax/device_collective.h"
 
 namespace py = pybind11;
 

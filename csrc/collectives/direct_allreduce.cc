@@ -11,7 +11,6 @@
 
 #include "collectives/algorithm.h"
 #include "collectives/exchange.h"
-#include "collectives/gather_allreduce.h"
 #include "collectives/schedule.h"
 #include "collectives/stream.h"
 #include "collectives/tree_sum.h"
@@ -19,6 +18,29 @@
 
 namespace qsgd {
 namespace {
+
+// For small messages: every rank gathers all and sums them. log2(p) steps; each rank sends (p-1)
+// times the message (Bruck et al., Efficient algorithms for all-to-all communications in multiport
+// message-passing systems, 1997).
+void gather_allreduce(Transport& transport, Stream& stream) {
+  const int size = transport.size(), rank = transport.rank();
+  const size_t bytes = stream.size_bytes();
+  if (bytes == 0) return;
+  // Place i has the message of rank (rank + i) % size.
+  KeptOnFailure<std::vector<char>> places;
+  places->resize(bytes * static_cast<size_t>(size));
+  const auto place = [&](int i) { return places->data() + static_cast<size_t>(i) * bytes; };
+  stream.load(0, stream.count(), place(0));
+  for (int have = 1; have < size; have *= 2) {
+    const size_t part = bytes * static_cast<size_t>(std::min(have, size - have));
+    send_receive(transport, Tag::kData, (rank - have + size) % size, place(0), part,
+                 (rank + have) % size, place(have), part);
+  }
+  TreeSum sum(stream.args().dtype, stream.args().op, size);
+  sum.run(
+      stream.count(), [&](int from) { return place((from - rank + size) % size); },
+      [&](size_t at, size_t count, const void* block) { stream.store(at, count, block); });
+}
 
 constexpr size_t kGranule = 64;  // elements; keeps parts aligned
 // Segments whose addends are in flight while an earlier one is summed.

@@ -1,8 +1,6 @@
 // Allreduce on nodes with several ranks: shared memory within a node, messages only between nodes.
 #pragma once
 
-#include <vector>
-
 #include "collectives/algorithm.h"
 #include "collectives/schedule.h"
 

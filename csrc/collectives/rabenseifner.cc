@@ -6,8 +6,8 @@
 #include "collectives/algorithm.h"
 #include "collectives/exchange.h"
 #include "collectives/fold.h"
-#include "collectives/packed.h"
 #include "collectives/schedule.h"
+#include "collectives/stream.h"
 
 namespace qsgd {
 namespace {

@@ -6,7 +6,7 @@
 #include "collectives/algorithm.h"
 #include "collectives/exchange.h"
 #include "collectives/fold.h"
-#include "collectives/packed.h"
+#include "collectives/stream.h"
 
 namespace qsgd {
 namespace {

@@ -1,7 +1,6 @@
 #include "collectives/reduce.h"
 
 #include <cmath>
-#include <cstring>
 #include <type_traits>
 
 #include "common/clones.h"

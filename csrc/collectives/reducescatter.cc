@@ -1,8 +1,6 @@
 #include "collectives/reducescatter.h"
 
 #include <algorithm>
-#include <cstring>
-#include <string>
 
 #include "collectives/exchange.h"
 #include "collectives/schedule.h"

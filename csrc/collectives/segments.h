@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <vector>
 
 #include "collectives/reduce.h"
@@ -29,7 +28,7 @@ struct Piece {
 struct Segment {
   std::vector<Piece> pieces;
   size_t count = 0;  // elements
-  size_t bytes = 0;  // of the message in memory; see packing.h
+  size_t bytes = 0;  // of the message in memory; see windows.cc
   // Header entry: the code of the pieces, or a digest if their codes differ.
   CodecSpec kind = {};
 };

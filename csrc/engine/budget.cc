@@ -50,10 +50,4 @@ std::optional<CodecSpec> NmseBudget::decide(const Operation& operation,
   return better;
 }
 
-std::vector<std::string> NmseBudget::take_news() {
-  std::vector<std::string> news;
-  news.swap(news_);
-  return news;
-}
-
 }  // namespace qsgd

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/operation.h"
@@ -23,7 +24,7 @@ class NmseBudget {
   std::optional<CodecSpec> decide(const Operation& operation, const std::optional<CodecSpec>& asked,
                                   double nmse, const Fit& fit);
   // One sentence per change since the last call.
-  std::vector<std::string> take_news();
+  std::vector<std::string> take_news() { return std::exchange(news_, {}); }
 
  private:
   struct Raised {

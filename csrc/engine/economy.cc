@@ -4,7 +4,6 @@
 
 #include "planner/codec_timing.h"
 #include "planner/codes.h"
-#include "planner/words.h"
 
 namespace qsgd {
 namespace {
@@ -113,12 +112,6 @@ void Economy::weigh(const CodecSpec& spec, size_t count) {
       size_text(weighed_.elements * sizeof(float) / kWeighed) + " each on average, count as " +
       time_text(weighed_.coded_s) + ", and as float32 as " + time_text(weighed_.exact_s) +
       ". QSGD_PLANNER=on compresses only where that saves time; QSGD_PLANNER=off says nothing");
-}
-
-std::vector<std::string> Economy::take_news() {
-  std::vector<std::string> news;
-  news.swap(news_);
-  return news;
 }
 
 }  // namespace qsgd

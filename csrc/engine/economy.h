@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/operation.h"
@@ -44,7 +45,7 @@ class Economy {
   // without, for kAdvise.
   void weigh(const CodecSpec& spec, size_t count);
   // Sentences about decisions since the last call, each once.
-  std::vector<std::string> take_news();
+  std::vector<std::string> take_news() { return std::exchange(news_, {}); }
 
  private:
   // Decisions for one code, or for float32.

@@ -4,20 +4,73 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
+#include "common/coarse_clock.h"
 #include "common/error.h"
-#include "common/memory.h"
 #include "engine/timeline.h"
-#include "engine/wait_meter.h"
 #include "gpu/device.h"
 #include "transport/transport.h"
 
 namespace qsgd {
+
+// Time during which the program waits for its operations, with any number of threads.
+class WaitMeter {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Called when a thread begins and ends to wait.
+  void begin(Clock::time_point now) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (threads_++ == 0) since_ = now;
+  }
+  void end(Clock::time_point now) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (--threads_ == 0) total_s_ += Seconds(now - since_).count();
+  }
+  // Time during which at least one thread waited, current waits included.
+  double total_s() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return threads_ == 0 ? total_s_ : total_s_ + Seconds(Clock::now() - since_).count();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  int threads_ = 0;
+  Clock::time_point since_;  // valid while threads_ > 0
+  double total_s_ = 0;
+};
+
+// Memory for results allocated by the core, whose size depends on all ranks: uninitialised bytes
+// aligned to 64, as frameworks expect for tensors.
+class Memory {
+ public:
+  Memory() = default;
+  explicit Memory(size_t size_bytes)
+      : bytes_(static_cast<char*>(std::aligned_alloc(kAlignment, rounded(size_bytes))), std::free),
+        size_(size_bytes) {
+    if (bytes_ == nullptr) throw std::bad_alloc();
+  }
+  // At least as many bytes, allocated elsewhere.
+  Memory(const std::shared_ptr<uint8_t>& bytes, size_t size_bytes)
+      : bytes_(std::reinterpret_pointer_cast<char>(bytes)), size_(size_bytes) {}
+  char* data() const { return bytes_.get(); }
+  size_t size() const { return size_; }
+
+ private:
+  static constexpr size_t kAlignment = 64;
+  static size_t rounded(size_t size) { return (size / kAlignment + 1) * kAlignment; }
+
+  std::shared_ptr<char> bytes_;
+  size_t size_ = 0;
+};
 
 // Results of an operation, in addition to the memory that the caller passed.
 struct Result {

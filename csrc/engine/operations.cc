@@ -5,10 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "collectives/allgather.h"
-#include "collectives/alltoall.h"
-#include "collectives/barrier.h"
-#include "collectives/broadcast.h"
+#include "collectives/exchange.h"
 #include "collectives/reducescatter.h"
 #include "common/kept.h"
 #include "engine/staging.h"

@@ -7,10 +7,52 @@
 #include "collectives/hierarchical.h"
 #include "collectives/segments.h"
 #include "common/kept.h"
+#include "common/listed.h"
 #include "engine/staging.h"
+#include "quant/code.h"
 
 namespace qsgd {
 namespace {
+
+std::string explain(const std::string& name, const std::vector<int>& from) {
+  return "tensor '" + name + "' holds NaN or Inf after allreduce; " +
+         (from.empty() ? "every rank's own values were finite, so the sum overflowed"
+                       : "the values came from rank(s) " + listed(from)) +
+         ". Lower the learning rate or scale the loss";
+}
+
+// Returns, for each tensor, an empty string or a sentence without its full stop if the result is
+// not finite. Results are equal on all ranks, so every rank calls this with the same tensors; one
+// more small exchange finds the ranks whose input was not finite. `names_of_ranks`: the
+// communicator's ranks, as numbered in messages.
+std::vector<std::string> explain_nonfinite(Communicator& communicator,
+                                           const std::vector<int>& names_of_ranks,
+                                           const std::vector<std::string>& names,
+                                           const std::vector<ReduceTensor>& tensors) {
+  std::vector<std::string> messages(names.size());
+  std::vector<size_t> bad;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].result_finite) bad.push_back(i);
+  }
+  if (bad.empty()) return messages;
+  const auto ranks = static_cast<size_t>(communicator.transport.size());
+  const auto rank = static_cast<size_t>(communicator.transport.rank());
+  std::vector<int32_t> guilty(bad.size() * ranks, 0);
+  for (size_t b = 0; b < bad.size(); ++b) {
+    guilty[b * ranks + rank] = !tensors[bad[b]].input_finite;
+  }
+  std::vector<ReduceTensor> flags{{guilty.data(), guilty.data(), guilty.size(), 0, 0}};
+  const ReduceArgs sum{DType::kInt32, ReduceOp::kSum, 1, 1};
+  allreduce(communicator, flags, sum, std::nullopt, Algorithm::kAuto, 0);
+  for (size_t b = 0; b < bad.size(); ++b) {
+    std::vector<int> from;
+    for (size_t r = 0; r < ranks; ++r) {
+      if (guilty[b * ranks + r]) from.push_back(names_of_ranks[r]);
+    }
+    messages[bad[b]] = explain(names[bad[b]], from);
+  }
+  return messages;
+}
 
 constexpr const char* kRemedy =
     "; QSGD_NONFINITE=warn or =propagate lets training go on (a loss scaler needs propagate).";
@@ -38,6 +80,22 @@ std::vector<char> sum_of(const void* in, DType dtype, const std::vector<float>& 
     }
   });
   return sum;
+}
+
+// For variable-length codes: as measured in the last reduction.
+double code_bits(const std::optional<CodecSpec>& coding, DType dtype, const ReduceTensor& tensor) {
+  if (!coding) return 8.0 * static_cast<double>(facts(dtype).size);
+  if (tensor.coded_count > 0) {
+    return 8.0 * static_cast<double>(tensor.coded_bytes) / static_cast<double>(tensor.coded_count);
+  }
+  return 8.0 * coding->mean_code_bytes(coding->bucket) / coding->bucket;
+}
+
+size_t wire_bytes(const std::optional<CodecSpec>& coding, DType dtype, const ReduceTensor& tensor) {
+  if (!coding) return tensor.count * facts(dtype).size;
+  if (!traits_of(coding->scheme).has(kVaries)) return coding->bytes(tensor.count);
+  const double codes = code_bits(coding, dtype, tensor) / 8 * static_cast<double>(tensor.count);
+  return coding->scales(tensor.count) * sizeof(float) + static_cast<size_t>(codes);
 }
 
 }  // namespace
@@ -173,6 +231,30 @@ std::vector<Outcome> Reducer::judge(const std::vector<Entry*>& entries,
     }
   }
   return outcomes;
+}
+
+void QualityLog::record(const std::string& name, const std::optional<CodecSpec>& coding,
+                        DType dtype, const ReduceTensor& tensor) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  TensorQuality& q = by_name_[name];
+  q.coding = coding;
+  q.count = tensor.count;
+  q.code_bits = tensor.count > 0 ? code_bits(coding, dtype, tensor) : 0;
+  q.wire_bytes = wire_bytes(coding, dtype, tensor);
+  q.nmse = tensor.coded_energy > 0 ? tensor.coding_error / tensor.coded_energy : 0;
+  q.nmse_sum += q.nmse;
+  ++q.reductions;
+}
+
+double QualityLog::last_nmse(const std::string& name) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = by_name_.find(name);
+  return it == by_name_.end() ? 0 : it->second.nmse;
+}
+
+std::map<std::string, TensorQuality> QualityLog::all() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return by_name_;
 }
 
 }  // namespace qsgd

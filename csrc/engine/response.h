@@ -10,7 +10,7 @@
 #include "engine/books.h"
 #include "engine/operation.h"
 #include "engine/rank_set.h"
-#include "engine/segment_size.h"
+#include "engine/tuning.h"
 #include "quant/codec.h"
 
 namespace qsgd {

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "common/error.h"
-#include "gpu/device_coder.h"
 #include "gpu/library.h"
 
 namespace qsgd::gpu {
@@ -189,12 +188,6 @@ Device::PinnedMemory Device::take_pinned(size_t size_bytes) {
 }
 
 size_t Device::pinned_bytes() const { return pinned_->bytes_out; }
-
-std::unique_ptr<SegmentCoder> Device::make_coder(std::vector<ReduceTensor>& tensors,
-                                                 const ReduceArgs& args, uint64_t seed, int rank,
-                                                 int size) {
-  return std::make_unique<DeviceCoder>(*this, tensors, args, seed, rank, size);
-}
 
 Device& Devices::at(int number) {
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -9,11 +9,10 @@
 #include <map>
 #include <utility>
 
-#include "collectives/allgather.h"
-#include "collectives/broadcast.h"
+#include "collectives/exchange.h"
 #include "common/error.h"
 #include "common/kept.h"
-#include "gpu/nccl_calls.h"
+#include "gpu/library.h"
 
 namespace qsgd::gpu {
 namespace {

@@ -1,57 +1,25 @@
 // The collectives of a communicator (nccl.h).
 #include <algorithm>
+#include <array>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 #include "collectives/node_shards.h"
+#include "gpu/library.h"
 #include "gpu/nccl.h"
-#include "gpu/nccl_calls.h"
 
 namespace qsgd::gpu {
 namespace {
 
 constexpr int kInt8 = 0;
 
-// NCCL's type; empty: not supported, reduced on the host.
-std::optional<int> type_of(DType dtype) {
-  switch (dtype) {
-    case DType::kInt8:
-      return kInt8;
-    case DType::kUint8:
-      return 1;
-    case DType::kInt32:
-      return 2;
-    case DType::kInt64:
-      return 4;
-    case DType::kFloat16:
-      return 6;
-    case DType::kFloat32:
-      return 7;
-    case DType::kFloat64:
-      return 8;
-    case DType::kBFloat16:
-      return 9;
-    default:
-      return std::nullopt;
-  }
-}
+// NCCL's numbers of types and operations, in the order of DType and ReduceOp; -1: not supported,
+// reduced on the host.
+constexpr std::array<int, kDTypes> kTypes{1, kInt8, -1, 2, 4, 6, 9, 7, 8};
+constexpr std::array<int, kReduceOps> kOps{0, 0, 3, 2, 1, -1};
 
-std::optional<int> op_of(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kAverage:
-      return 0;
-    case ReduceOp::kProduct:
-      return 1;
-    case ReduceOp::kMax:
-      return 2;
-    case ReduceOp::kMin:
-      return 3;
-    default:
-      return std::nullopt;
-  }
-}
+int type_of(DType dtype) { return kTypes.at(static_cast<size_t>(dtype)); }
+int op_of(ReduceOp op) { return kOps.at(static_cast<size_t>(op)); }
 
 size_t sum(const std::vector<size_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), size_t{0});
@@ -78,7 +46,8 @@ void scale(Device& device, std::vector<Span> list, DType dtype, double factor, i
 
 bool Nccl::reduces(const ReduceArgs& args) {
   const bool extreme = args.op == ReduceOp::kMin || args.op == ReduceOp::kMax;
-  return type_of(args.dtype) && op_of(args.op) && !(extreme && facts(args.dtype).floating);
+  return type_of(args.dtype) >= 0 && op_of(args.op) >= 0 &&
+         !(extreme && facts(args.dtype).floating);
 }
 
 // Memory of a call on the communicator's device: the caller's, or a copy if that is elsewhere.
@@ -267,7 +236,7 @@ void Nccl::allreduce(std::vector<ReduceTensor>& tensors, const ReduceArgs& args,
   if (check_finite) all.track_finite();
   const int divisor = args.op == ReduceOp::kAverage ? size_ : 1;
   const auto reduce = [&](const void* from, void* to) {
-    await_call(calls_->allreduce(from, to, all.count(), *type_of(args.dtype), *op_of(args.op),
+    await_call(calls_->allreduce(from, to, all.count(), type_of(args.dtype), op_of(args.op),
                                  communicator_, device_.stream()));
   };
   if (all.in() != nullptr && args.prescale == 1) {
@@ -292,7 +261,7 @@ class Nccl::Halves : public NodeHalves {
       : nccl_(nccl),
         tensors_(tensors),
         args_(args),
-        type_(*type_of(args.dtype)),
+        type_(type_of(args.dtype)),
         shared_(owners == nccl.size_),
         all_(nccl.device_, tensors, args.dtype) {
     all_.track_finite();
@@ -305,7 +274,7 @@ class Nccl::Halves : public NodeHalves {
     if (all_.count() == 0) return;
     const NcclCalls& calls = *nccl_.calls_;
     void* const stream = nccl_.device_.stream();
-    const int op = *op_of(args_.op);
+    const int op = op_of(args_.op);
     nccl_.await_call(shared_ ? calls.reduce_scatter(all_.packed(), own(), all_.section(), type_, op,
                                                     nccl_.communicator_, stream)
                              : calls.allreduce(all_.packed(), all_.packed(), all_.count(), type_,
@@ -443,7 +412,7 @@ void Nccl::reducescatter(const void* in, void* out, const std::vector<size_t>& c
   }
   uint8_t* const sums = packs ? result.data() : target.data();
   await_call(calls_->reduce_scatter(packs ? packed.data() : source.data(), sums, part,
-                                    *type_of(args.dtype), *op_of(args.op), communicator_,
+                                    type_of(args.dtype), op_of(args.op), communicator_,
                                     device_.stream()));
   const int divisor = args.op == ReduceOp::kAverage ? size_ : 1;
   if (packs || args.postscale != 1 || divisor != 1) {

@@ -1,16 +1,67 @@
 #include "jax/collective.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <thread>
 #include <utility>
 
+#include "common/thread_name.h"
 #include "foreign/foreign.h"
-#include "jax/finishers.h"
 #include "jax/program.h"
 
 namespace qsgd::xla {
 namespace {
+
+// Threads on which programs continue after an operation. XLA continues after an asynchronous call
+// on the thread that completes it. That must not be the engine's thread. There is always an idle
+// thread for a task, because the continuation may wait (in a Python callback) for another program's
+// operation.
+class Finishers {
+ public:
+  static Finishers& of_process() {
+    // NOLINTNEXTLINE: never destroyed, because XLA may use its threads until the process ends
+    static Finishers* const all = new Finishers;
+    return *all;
+  }
+
+  void run(std::function<void()> task) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      tasks_.push_back(std::move(task));
+      if (idle_ < tasks_.size()) {
+        ++idle_;
+        std::thread([this] { work(); }).detach();
+      }
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  void work() {
+    name_thread("qsgd-jax");
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return !tasks_.empty(); });
+      const std::function<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      --idle_;
+      lock.unlock();
+      task();
+      lock.lock();
+      ++idle_;
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;
+  size_t idle_ = 0;  // threads without a task
+};
 
 using Widened = std::vector<int64_t>;
 
@@ -18,9 +69,9 @@ using Widened = std::vector<int64_t>;
 void copy_out(const Operand& operand, const Result& result) {
   check_rows(operand, result);
   const size_t bytes = result.output.size();
-  if (operand.conversion.widened) {
+  if (const Widening* const by = operand.conversion.widening) {
     const auto* const wide = reinterpret_cast<const int64_t*>(result.output.data());
-    return narrow(operand.in.type, wide, bytes / sizeof(int64_t), operand.out.data);
+    return by->narrow(wide, bytes / sizeof(int64_t), operand.out.data);
   }
   if (bytes > 0) std::memcpy(operand.out.data, result.output.data(), bytes);
 }
@@ -79,10 +130,10 @@ std::vector<ForeignTensor> Call::tensors(int rank) {
     if (o.kind == OpKind::kBroadcast && o.root == rank && t.in != t.out) {
       std::memcpy(t.out, t.in, o.size_bytes());  // the engine uses only `out`
     }
-    if (operand.conversion.widened) {
+    if (const Widening* const by = operand.conversion.widening) {
       Widened& widened = ending_->widened[i];
       widened.resize(o.count());
-      widen(operand.in.type, operand.in.data, o.count(), widened.data());
+      by->widen(operand.in.data, o.count(), widened.data());
       t.in = t.out = widened.data();
     }
     all.push_back(std::move(t));
@@ -114,8 +165,8 @@ void Call::Ending::deliver() {
     const Operand& operand = operands[i];
     if (is_made_by_engine(operand)) {
       copy_out(operand, *handles[i]->result());
-    } else if (operand.conversion.widened) {
-      narrow(operand.in.type, widened[i].data(), widened[i].size(), operand.out.data);
+    } else if (const Widening* const by = operand.conversion.widening) {
+      by->narrow(widened[i].data(), widened[i].size(), operand.out.data);
     }
   }
 }

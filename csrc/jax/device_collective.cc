@@ -1,5 +1,3 @@
-#include "jax/device_collective.h"
-
 #include <chrono>
 #include <cstddef>
 #include <deque>
@@ -9,6 +7,7 @@
 
 #include "common/kept.h"
 #include "foreign/foreign.h"
+#include "jax/collective.h"
 #include "jax/program.h"
 
 namespace qsgd::xla {
@@ -37,7 +36,7 @@ class Queue {
 
 std::shared_ptr<Handle> start(Engine& engine, const Operand& operand,
                               const std::shared_ptr<gpu::Mark>& ready) {
-  if (operand.conversion.widened) {
+  if (operand.conversion.widening != nullptr) {
     throw internal_error("'" + operand.operation.name + "' is not widened by its program");
   }
   // A broadcast uses `out` only, and results allocated by the engine are copied later.

@@ -7,20 +7,22 @@
 
 namespace qsgd::xla {
 
+// Copies between elements of an integer type and int64.
+struct Widening {
+  void (*widen)(const void* from, size_t count, int64_t* to);
+  void (*narrow)(const int64_t* from, size_t count, void* to);
+};
+
 // A buffer as the engine handles it.
 struct Conversion {
   DType dtype;
   std::vector<int64_t> shape;
-  // Whether it is copied to int64 and back: integers without arithmetic in the engine, or whose sum
-  // could overflow before the division.
-  bool widened = false;
+  // If it is copied to int64 and back: integers without arithmetic in the engine, or whose sum
+  // could overflow before the division. Else null.
+  const Widening* widening = nullptr;
 };
 
 // Throws a usage error if the operation does not support the type.
 Conversion conversion(const Buffer& buffer, const Operation& operation);
-
-// Copy between elements of `type`, which is widened, and int64.
-void widen(int32_t type, const void* from, size_t count, int64_t* to);
-void narrow(int32_t type, const int64_t* from, size_t count, void* to);
 
 }  // namespace qsgd::xla

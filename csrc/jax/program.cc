@@ -1,7 +1,5 @@
 #include "jax/program.h"
 
-#include <utility>
-
 #include "foreign/foreign.h"
 
 namespace qsgd::xla {

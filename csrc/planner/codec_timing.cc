@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "collectives/reduce.h"
-#include "planner/stopwatch.h"
 #include "quant/codec.h"
 
 namespace qsgd {

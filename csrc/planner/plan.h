@@ -50,4 +50,8 @@ Plan choose(const Machine& machine, size_t count, const PlanRequest& request);
 std::optional<size_t> threshold(const Machine& machine, const CodecSpec& spec,
                                 const PlanRequest& request);
 
+// Formatting of numbers for messages.
+std::string time_text(double seconds);  // "1.25 ms"
+std::string size_text(double bytes);    // "512 KiB"
+
 }  // namespace qsgd

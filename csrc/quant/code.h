@@ -1,7 +1,6 @@
 // Interface of gradient codes; docs/design.md has the steps to add one.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

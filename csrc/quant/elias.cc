@@ -7,11 +7,10 @@
 #include <map>
 #include <mutex>
 #include <utility>
-#include <vector>
 
 #include "quant/code.h"
 #include "quant/grid.h"
-#include "quant/sparse_levels.h"
+#include "quant/omega.h"
 
 namespace qsgd {
 namespace {

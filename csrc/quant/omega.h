@@ -1,6 +1,6 @@
-// Bit streams, highest bit first, and Elias's omega code for positive integers: its length grows
-// like log2(n), and 1 takes one bit. Elias, Universal codeword sets, IEEE Trans. Inf. Theory 21(2),
-// 1975.
+// Bit streams, highest bit first; Elias's omega code for positive integers, whose length grows like
+// log2(n), and 1 takes one bit (Elias, Universal codeword sets, IEEE Trans. Inf. Theory 21(2),
+// 1975); and the sparse code of levels that uses it.
 #pragma once
 
 #include <array>
@@ -99,5 +99,37 @@ class BitReader {
   uint64_t pending_ = 0;
   int waiting_ = 0;  // bits of pending_ that are not read yet, below 8 between calls
 };
+
+// The sparse code of a bucket's signed levels, most of which are 0. For each nonzero level:
+// omega(distance from the previous one), its sign, and omega(level). A distance to the position
+// after the bucket ends it. Alistarh et al., QSGD, NeurIPS 2017, section 3.2 and Theorem 3.2.
+// level(i) is the level of element i.
+template <class Level>
+void put_sparse(BitWriter& out, size_t count, const Level& level) {
+  size_t next = 0;  // the first element that is not coded
+  for (size_t i = 0; i < count; ++i) {
+    const int32_t value = level(i);
+    if (value == 0) continue;
+    out.put_omega(static_cast<uint32_t>(i + 1 - next));
+    out.put(value < 0, 1);
+    out.put_omega(static_cast<uint32_t>(value < 0 ? -value : value));
+    next = i + 1;
+  }
+  if (next < count) out.put_omega(static_cast<uint32_t>(count + 1 - next));
+}
+
+// Calls set(i, level, negative) for the elements with nonzero levels. Throws for codes that
+// put_sparse() does not write.
+template <class Set>
+void get_sparse(BitReader& in, size_t count, const Set& set) {
+  for (size_t next = 0; next < count;) {
+    const size_t gap = in.get_omega();
+    if (gap > count - next + 1) throw internal_error("an element lies outside its bucket");
+    if (gap == count - next + 1) return;
+    next += gap;
+    const bool negative = in.get(1) != 0;
+    set(next - 1, in.get_omega(), negative);
+  }
+}
 
 }  // namespace qsgd

@@ -1,71 +1,38 @@
 #include "tensorflow/tensors.h"
 
+#include <algorithm>
+#include <array>
 #include <optional>
 
 namespace qsgd::tf {
 namespace {
 
-std::optional<Form> computed(TF_DataType type) {
-  switch (type) {
-    case TF_FLOAT:
-      return Form{DType::kFloat32};
-    case TF_DOUBLE:
-      return Form{DType::kFloat64};
-    case TF_HALF:
-      return Form{DType::kFloat16};
-    case TF_BFLOAT16:
-      return Form{DType::kBFloat16};
-    case TF_UINT8:
-    case TF_BOOL:
-      return Form{DType::kUint8};
-    case TF_INT8:
-      return Form{DType::kInt8};
-    case TF_INT16:
-      return Form{DType::kInt16};
-    case TF_INT32:
-      return Form{DType::kInt32};
-    case TF_INT64:
-      return Form{DType::kInt64};
-    case TF_COMPLEX64:
-      return Form{DType::kFloat32, 2};
-    case TF_COMPLEX128:
-      return Form{DType::kFloat64, 2};
-    default:
-      return std::nullopt;
-  }
-}
+struct Known {
+  TF_DataType type;
+  const char* name;
+  std::optional<Form> sent;  // empty: it has no fixed size
+  bool computes = true;      // else it is sent as another type of the same size
+};
 
-// Types without arithmetic in the core are sent as others of the same size.
-std::optional<Form> moved(TF_DataType type) {
-  switch (type) {
-    case TF_UINT16:
-      return Form{DType::kInt16};
-    case TF_UINT32:
-      return Form{DType::kInt32};
-    case TF_UINT64:
-      return Form{DType::kInt64};
-    default:
-      return computed(type);
-  }
-}
-
-// The name of a type that cannot be reduced or sent; its number if it has none here.
-std::string name_of(TF_DataType type) {
-  switch (type) {
-    case TF_UINT16:
-      return "uint16";
-    case TF_UINT32:
-      return "uint32";
-    case TF_UINT64:
-      return "uint64";
-    case TF_STRING:
-      return "string";
-    case TF_VARIANT:
-      return "variant";
-    default:
-      return "number " + std::to_string(type) + " of TensorFlow";
-  }
-}
+constexpr std::array<Known, 17> kTypes{{
+    {TF_FLOAT, "float", Form{DType::kFloat32}},
+    {TF_DOUBLE, "double", Form{DType::kFloat64}},
+    {TF_HALF, "half", Form{DType::kFloat16}},
+    {TF_BFLOAT16, "bfloat16", Form{DType::kBFloat16}},
+    {TF_UINT8, "uint8", Form{DType::kUint8}},
+    {TF_BOOL, "bool", Form{DType::kUint8}},
+    {TF_INT8, "int8", Form{DType::kInt8}},
+    {TF_INT16, "int16", Form{DType::kInt16}},
+    {TF_INT32, "int32", Form{DType::kInt32}},
+    {TF_INT64, "int64", Form{DType::kInt64}},
+    {TF_COMPLEX64, "complex64", Form{DType::kFloat32, 2}},
+    {TF_COMPLEX128, "complex128", Form{DType::kFloat64, 2}},
+    {TF_UINT16, "uint16", Form{DType::kInt16}, false},
+    {TF_UINT32, "uint32", Form{DType::kInt32}, false},
+    {TF_UINT64, "uint64", Form{DType::kInt64}, false},
+    {TF_STRING, "string", std::nullopt, false},
+    {TF_VARIANT, "variant", std::nullopt, false},
+}};
 
 }  // namespace
 
@@ -81,9 +48,13 @@ Shape shape_of(const TF_Tensor* tensor) {
 }
 
 Form form_of(TF_DataType type, bool computes) {
-  const std::optional<Form> form = computes ? computed(type) : moved(type);
-  if (form) return *form;
-  throw Failure(TF_INVALID_ARGUMENT, "tensors of type " + name_of(type) + " cannot be " +
+  const auto* const known = std::find_if(kTypes.begin(), kTypes.end(),
+                                         [type](const Known& each) { return each.type == type; });
+  const bool is_known = known != kTypes.end();
+  if (is_known && known->sent && (known->computes || !computes)) return *known->sent;
+  const std::string name =
+      is_known ? known->name : "number " + std::to_string(type) + " of TensorFlow";
+  throw Failure(TF_INVALID_ARGUMENT, "tensors of type " + name + " cannot be " +
                                          (computes ? "reduced; cast them to a signed integer"
                                                    : "sent; cast them to an integer") +
                                          " or floating type");

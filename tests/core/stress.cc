@@ -9,11 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "collectives/allgather.h"
 #include "collectives/allreduce.h"
-#include "collectives/alltoall.h"
-#include "collectives/barrier.h"
-#include "collectives/broadcast.h"
+#include "collectives/exchange.h"
 #include "collectives/reducescatter.h"
 #include "common/error.h"
 #include "common/workers.h"

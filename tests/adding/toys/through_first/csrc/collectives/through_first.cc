@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "collectives/algorithm.h"
-#include "collectives/packed.h"
+#include "collectives/stream.h"
 
 namespace qsgd {
 namespace {
