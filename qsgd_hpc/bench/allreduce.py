@@ -16,9 +16,17 @@ from rich.text import Text
 
 from qsgd_hpc import __version__
 from qsgd_hpc.bench import explain, table
-from qsgd_hpc.bench.contestants import Contestant, engine, gloo_peers, mpi_peer, ours
-from qsgd_hpc.bench.rounds import Data, Effort, time_all
-from qsgd_hpc.bench.samples import Row, Timing, compare, row_json
+from qsgd_hpc.bench.contestants import (
+    Contestant,
+    Data,
+    Effort,
+    engine,
+    gloo_peers,
+    mpi_peer,
+    ours,
+    time_all,
+)
+from qsgd_hpc.bench.table import Row, Timing, compare, row_json
 from qsgd_hpc.bench.words import AUTO, PLAIN_BITS
 from qsgd_hpc.compression import KINDS, has_choice_of_bits
 from qsgd_hpc.env import ALGORITHMS, COMPRESSED

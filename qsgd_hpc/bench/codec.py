@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.text import Text
 
 from qsgd_hpc import __version__
-from qsgd_hpc.bench.samples import Timing
+from qsgd_hpc.bench.table import Timing
 from qsgd_hpc.bench.words import rate_text, size_text, time_text
 
 __all__ = ["Request", "run"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from qsgd_hpc.bench import choices
-from qsgd_hpc.bench.choices import Choice
+from qsgd_hpc.bench import explain
+from qsgd_hpc.bench.explain import Choice
 
 FP32 = Choice("fp32", "direct", predicted_s=100e-6, measured_s=120e-6)
 FOUR = Choice("4 bit", "sra", predicted_s=90e-6, measured_s=108e-6, planned=True)
@@ -14,14 +14,14 @@ FAR = Choice("fp32", "ring", predicted_s=900e-6)
 
 
 def text(*rows):
-    return [line.plain for line in choices.lines(1 << 20, rows)]
+    return [line.plain for line in explain.lines(1 << 20, rows)]
 
 
 def test_a_plan_misses_by_what_it_takes_longer_than_the_fastest():
-    verdict = choices.judge([FP32, FOUR, TWO, FAR])
+    verdict = explain.judge([FP32, FOUR, TWO, FAR])
     assert (verdict.planned, verdict.fastest) == (FOUR, TWO)
     assert verdict.miss == pytest.approx(0.08)
-    assert choices.judge([FP32, FOUR]).miss == 0
+    assert explain.judge([FP32, FOUR]).miss == 0
 
 
 def test_rows_come_by_what_was_measured_and_the_untried_last():
@@ -35,7 +35,7 @@ def test_rows_come_by_what_was_measured_and_the_untried_last():
 
 
 def test_cells_stand_under_their_names():
-    names, row = choices.header().plain, text(FOUR)[0]
+    names, row = explain.header().plain, text(FOUR)[0]
     for name in ("predicted", "measured", "error"):
         end = names.index(name) + len(name)
         assert row[end - 1] != " "
@@ -43,7 +43,7 @@ def test_cells_stand_under_their_names():
 
 
 def test_json_has_what_the_table_shows():
-    found = choices.choice_json(4096, FOUR)
+    found = explain.choice_json(4096, FOUR)
     assert found == {
         "size_bytes": 4096,
         "code": "4 bit",

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from qsgd_hpc.bench import codec, table
-from qsgd_hpc.bench.samples import Row, Timing, compare, row_json
+from qsgd_hpc.bench.table import Row, Timing, compare, row_json
 
 MIB = 1 << 20
 
