@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Contestant",
     "Data",
-    "Effort",
     "engine",
     "gloo_peers",
     "mpi_peer",
@@ -207,33 +206,15 @@ def _address_of(interface: str) -> str:
 BLOCK = 1 << 20  # elements after which the data repeats, so that its exact sum is cheap
 SAMPLE_S = 2e-3  # a sample consists of as many calls as take this long together
 MOST_CALLS = 100
+LEAST_ROUNDS, MOST_ROUNDS = 5, 200
 LARGEST_SUM = 1e30  # each result is the input of the next call, and must stay finite in float32
-
-
-class Effort:
-    """The number of rounds to measure.
-
-    Args:
-        rounds: exact number; None: determined by the time.
-        seconds: for all contestants of one size together.
-    """
-
-    LEAST, MOST = 5, 200
-
-    def __init__(self, rounds: int | None, seconds: float) -> None:
-        self._rounds, self._seconds = rounds, seconds
-
-    def rounds(self, round_s: float) -> int:
-        """Return the number of rounds for the contestants' total time."""
-        if self._rounds is not None:
-            return self._rounds
-        return max(self.LEAST, min(self.MOST, int(self._seconds / max(round_s, 1e-9))))
 
 
 class Data:
     """Gaussian gradients, different on each rank, and their exact sum; collective."""
 
     def __init__(self, comm: Any, mpi: Any, count: int) -> None:
+        self.comm, self.mpi = comm, mpi
         block = min(count, BLOCK)
         rng = np.random.default_rng([2017, comm.Get_rank()])
         own = rng.standard_normal(block).astype(np.float32)
@@ -256,25 +237,25 @@ class Data:
             magnitude += float(np.sum(np.square(exact)))
         return error / magnitude
 
+    def slowest(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of all ranks' values, for each."""
+        found = np.asarray(values, dtype=np.float64)
+        self.comm.Allreduce(self.mpi.IN_PLACE, found, op=self.mpi.MAX)
+        return list(found)
 
-def _slowest(comm: Any, mpi: Any, values: Sequence[float]) -> list[float]:
-    found = np.asarray(values, dtype=np.float64)
-    comm.Allreduce(mpi.IN_PLACE, found, op=mpi.MAX)
-    return list(found)
 
-
-def _sample_s(contestant: Contestant, data: Data, comm: Any, calls: int) -> float:
+def _sample_s(contestant: Contestant, data: Data, calls: int) -> float:
     data.reset()
     if calls > 1:
         contestant.run(data.x)  # not timed: the caches contain the previous contestant's data
-    comm.Barrier()
+    data.comm.Barrier()
     start_s = time.perf_counter()
     for _ in range(calls):
         contestant.run(data.x)
     return (time.perf_counter() - start_s) / calls
 
 
-def _warm_up(contestants: Sequence[Contestant], data: Data, comm: Any, mpi: Any) -> list[float]:
+def _warm_up(contestants: Sequence[Contestant], data: Data) -> list[float]:
     """Run each several times; record bytes and errors. Return the seconds of a later run."""
     seconds = []
     for contestant in contestants:
@@ -282,27 +263,35 @@ def _warm_up(contestants: Sequence[Contestant], data: Data, comm: Any, mpi: Any)
         sent = contestant.run(data.x)
         if not contestant.is_peer:
             contestant.nmse = data.nmse()
-            contestant.wire_bytes = comm.allreduce(sent, op=mpi.MAX)
-        seconds.append(_sample_s(contestant, data, comm, 3))
-    return _slowest(comm, mpi, seconds)
+            contestant.wire_bytes = data.comm.allreduce(sent, op=data.mpi.MAX)
+        seconds.append(_sample_s(contestant, data, 3))
+    return data.slowest(seconds)
 
 
 def time_all(
-    contestants: Sequence[Contestant], data: Data, comm: Any, mpi: Any, effort: Effort
+    contestants: Sequence[Contestant], data: Data, rounds: int | None, seconds: float
 ) -> None:
     """Fill in ``seconds``, ``wire_bytes`` and ``nmse`` of each; collective.
 
     A sample is the slowest rank's time between a barrier and its return, over the number of calls
     if they are short.
+
+    Args:
+        contestants: they alternate, so that disturbances of the machine affect all equally.
+        data: the gradients to sum.
+        rounds: exact number; None: determined by the time.
+        seconds: for all contestants together.
     """
-    estimates_s = _warm_up(contestants, data, comm, mpi)
-    most = min(MOST_CALLS, max(1, int(math.log(LARGEST_SUM) / math.log(comm.Get_size()))))
+    estimates_s = _warm_up(contestants, data)
+    most = min(MOST_CALLS, max(1, int(math.log(LARGEST_SUM) / math.log(data.comm.Get_size()))))
     calls = [max(1, min(most, int(SAMPLE_S / max(s, 1e-9)))) for s in estimates_s]
-    rounds = effort.rounds(sum(n * s for n, s in zip(calls, estimates_s, strict=True)))
+    if rounds is None:
+        round_s = sum(n * s for n, s in zip(calls, estimates_s, strict=True))
+        rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, int(seconds / max(round_s, 1e-9))))
     for number in range(rounds):
         for turn in range(len(contestants)):
             at = (turn + number) % len(contestants)
-            sample_s = _sample_s(contestants[at], data, comm, calls[at])
+            sample_s = _sample_s(contestants[at], data, calls[at])
             contestants[at].seconds.append(sample_s)
     for contestant in contestants:
-        contestant.seconds = _slowest(comm, mpi, contestant.seconds)
+        contestant.seconds = data.slowest(contestant.seconds)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from qsgd_hpc.bench.contestants import Data, Effort, ours, time_all, title
+from qsgd_hpc.bench.contestants import ours, title
 from qsgd_hpc.bench.table import Timing
-from qsgd_hpc.bench.words import AUTO, PLAIN_BITS, size_text, time_text
+from qsgd_hpc.bench.words import AUTO, FLOAT_BYTES, PLAIN_BITS, size_text, time_text
 
 if TYPE_CHECKING:
     from qsgd_hpc._core import CodecSpec, Coding, Machine
@@ -32,7 +32,6 @@ __all__ = [
     "spec_of",
 ]
 
-FLOAT_BYTES = 4
 FAR = 3.0
 """Choices predicted slower than the fastest by more than this factor are not measured."""
 COLUMNS = (("size", 8), ("code", 8), ("algorithm", 18), ("predicted", 9), ("measured", 9))
@@ -194,14 +193,8 @@ def by_trial(bench: Bench) -> list[dict[str, Any]]:
     return found
 
 
-@dataclass(frozen=True)
-class _Way:
-    spec: CodecSpec | None
-    choice: Choice
-
-
-def _ways(bench: Bench, count: int) -> list[_Way]:
-    """Return all choices of the planner for a number of elements."""
+def _ways(bench: Bench, count: int) -> list[tuple[CodecSpec | None, Choice]]:
+    """Return all choices of the planner for a number of elements, each with its code."""
     from qsgd_hpc import _core
 
     machine, bits = bench.machine, bench.request.bits
@@ -221,20 +214,19 @@ def _ways(bench: Bench, count: int) -> list[_Way]:
                 predicted_s=_core.allreduce_s(machine, algorithm=name, count=count, coding=spec),
                 planned=(name, spec) == (planned.algorithm, planned.spec),
             )
-            found.append(_Way(spec, choice))
+            found.append((spec, choice))
     return found
 
 
 def _try_out(bench: Bench, count: int) -> list[Choice]:
     """Return the choices of a size with their measured times; collective."""
     ways = _ways(bench, count)
-    longest_s = FAR * min(way.choice.predicted_s for way in ways)
-    tried = [w for w in ways if w.choice.planned or w.choice.predicted_s <= longest_s]
-    contestants = [ours(bench.communicator, w.spec, w.choice.algorithm) for w in tried]
-    effort = Effort(bench.request.rounds, bench.request.seconds)
-    time_all(contestants, Data(bench.comm, bench.mpi, count), bench.comm, bench.mpi, effort)
+    longest_s = FAR * min(choice.predicted_s for _, choice in ways)
+    tried = [way for way in ways if way[1].planned or way[1].predicted_s <= longest_s]
+    contestants = [ours(bench.communicator, spec, choice.algorithm) for spec, choice in tried]
+    bench.time(contestants, count)
     measured = [
-        replace(way.choice, measured_s=Timing.of(contestant.seconds).median_s)
-        for way, contestant in zip(tried, contestants, strict=True)
+        replace(choice, measured_s=Timing.of(contestant.seconds).median_s)
+        for (_, choice), contestant in zip(tried, contestants, strict=True)
     ]
-    return measured + [way.choice for way in ways if way not in tried]
+    return measured + [way[1] for way in ways if way not in tried]

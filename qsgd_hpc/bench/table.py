@@ -1,17 +1,21 @@
-"""Samples, and the rows and lines of ``bench allreduce`` that are made from them: pure."""
+"""Samples, and the rows and lines of ``bench allreduce`` that are made from them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.text import Text
 
+from qsgd_hpc import __version__
 from qsgd_hpc.bench.words import rate_text, size_text, time_text
 
-__all__ = ["LEGEND", "Row", "Timing", "compare", "header", "line", "row_json"]
+__all__ = ["LEGEND", "Row", "Timing", "compare", "header", "line", "row_json", "write_json"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ def row_json(row: Row) -> dict[str, Any]:
     return found
 
 
+SCHEMA = 1
 COLUMNS = (
     ("size", 8),
     ("what", 19),
@@ -150,3 +155,11 @@ def line(row: Row, *, first: bool) -> Text:
         ]
     )
     return Text(text, style="dim" if row.is_peer else "")
+
+
+def write_json(path: Path, record: dict[str, Any]) -> str:
+    """Write the results of a benchmark with their date; return what to print."""
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    whole = {"schema": SCHEMA, "version": __version__, "date": date, **record}
+    path.write_text(json.dumps(whole, indent=1) + "\n")
+    return f"written: {path}"

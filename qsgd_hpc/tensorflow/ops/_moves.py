@@ -181,12 +181,7 @@ def alltoall(
     source = as_rows(as_tensor(tensor), "alltoall")
     parts = _whole_numbers(() if splits is None else splits)
     operations = [ops.operation("alltoall", full_name("alltoall", name), process_set)]
-    made = run(
-        "qsgd_alltoall",
-        operations,
-        tensors=[source],
-        splits=parts,
-    )
+    made = run("qsgd_alltoall", operations, tensors=[source], splits=parts)
     received = with_unknown_rows(made.received[0], like=source)
     if splits is None:
         return received
