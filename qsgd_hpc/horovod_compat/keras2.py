@@ -83,11 +83,8 @@ def _extend_optimizers(keras: Any) -> None:
     owner.lr = property(_rate, lambda optimizer, rate: setattr(optimizer, "learning_rate", rate))
     _replace(base, "__init__", _with_lr_and_decay)
     _replace(base, "_get_current_learning_rate", _decayed)
-    _drop(
-        base,
-        "apply_gradients",
-        *("name", "experimental_aggregate_gradients", "skip_gradients_aggregation"),
-    )
+    of_keras2 = ("name", "experimental_aggregate_gradients", "skip_gradients_aggregation")
+    _drop(base, "apply_gradients", *of_keras2)
     _add(owner, "get_weights", lambda optimizer: [v.numpy() for v in optimizer.variables])
     _add(owner, "set_weights", _set_weights)
     if keras.backend.backend() == "tensorflow":
