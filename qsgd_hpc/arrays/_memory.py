@@ -17,17 +17,7 @@ from qsgd_hpc.frameworks.adapter import Adapter
 from qsgd_hpc.frameworks.compressors import Choices, casting
 from qsgd_hpc.runtime import gpu, ops
 
-__all__ = [
-    "ARRAYS",
-    "Arrays",
-    "CallArrays",
-    "Compression",
-    "adapter_of",
-    "is_floating",
-    "on_device_of",
-    "view_of",
-    "writable_view_of",
-]
+__all__ = ["ARRAYS", "Arrays", "Compression", "adapter_of", "view_of", "writable_view_of"]
 
 Array = NDArray[Any]
 

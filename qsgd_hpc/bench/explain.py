@@ -17,16 +17,12 @@ if TYPE_CHECKING:
     from qsgd_hpc.bench.allreduce import Bench
 
 __all__ = [
-    "LEGEND",
     "Choice",
     "Verdict",
     "by_prediction",
     "by_trial",
-    "choice_json",
     "coding_of",
-    "header",
     "judge",
-    "lines",
     "open_codes",
     "plan",
     "spec_of",

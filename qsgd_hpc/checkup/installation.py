@@ -132,13 +132,8 @@ def frameworks() -> list[Finding]:
     """
     found = [_finding(each) for each in FRAMEWORKS]
     there = [finding for finding in found if finding is not None]
-    return there or [
-        note(
-            "frameworks",
-            "none is installed; qsgd_hpc.arrays needs none",
-            "Run `pip install 'qsgd-hpc[torch]'`, or [tensorflow], [keras] or [jax].",
-        )
-    ]
+    remedy = "Run `pip install 'qsgd-hpc[torch]'`, or [tensorflow], [keras] or [jax]."
+    return there or [note("frameworks", "none is installed; qsgd_hpc.arrays needs none", remedy)]
 
 
 def _finding(framework: Framework) -> Finding | None:
@@ -152,9 +147,7 @@ def _finding(framework: Framework) -> Finding | None:
         return fault(name, f"{has} is older than {least}, the oldest supported version", remedy)
     if not binding:
         return ok(name, f"{has}, supported by the compiled core")
-    file = next(
-        (f for suffix in EXTENSION_SUFFIXES if (f := _file(binding, suffix)).exists()), None
-    )
+    file = next((f for end in EXTENSION_SUFFIXES if (f := _file(binding, end)).exists()), None)
     if file is None:
         return fault(name, f"{has}, but qsgd_hpc/{binding} was not built", REINSTALL)
     return ok(name, f"{has}, {file}")

@@ -55,14 +55,12 @@ def torchrun() -> list[Finding]:
         found.append(note(TORCHRUN, taken, "Unset MASTER_PORT: `run` reserves a free port."))
     stale = [f"{name}={os.environ[name]}" for name in OF_A_RANK if name in os.environ]
     if stale:
-        found.append(
-            note(
-                TORCHRUN,
-                f"{', '.join(stale)} in this shell: `run` overwrites it, but a script started "
-                "without `run` uses this rank and waits for the others",
-                f"unset {' '.join(word.partition('=')[0] for word in stale)}",
-            )
+        text = (
+            f"{', '.join(stale)} in this shell: `run` overwrites it, but a script started "
+            "without `run` uses this rank and waits for the others"
         )
+        remedy = f"unset {' '.join(word.partition('=')[0] for word in stale)}"
+        found.append(note(TORCHRUN, text, remedy))
     return found
 
 
@@ -88,13 +86,9 @@ def _launcher(library: Library) -> list[Finding]:
     found = [ok("launcher", f"{launcher.version}, {launcher.path}")]
     first = shutil.which("mpiexec")
     if first and Path(first).resolve() != launcher.path.resolve():
-        found.append(
-            note(
-                "launcher",
-                f"{first} is first on PATH and does not belong to {library.name}",
-                f"Start ranks with `qsgd-hpc run` or {launcher.path}.",
-            )
-        )
+        text = f"{first} is first on PATH and does not belong to {library.name}"
+        remedy = f"Start ranks with `qsgd-hpc run` or {launcher.path}."
+        found.append(note("launcher", text, remedy))
     return found
 
 
@@ -205,13 +199,8 @@ def _renames(folder: Path, trial: Path) -> list[Finding]:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return []
         raise
-    return [
-        fault(
-            "job folder",
-            f"{folder} does not prevent a job's record from replacing another's",
-            ELSEWHERE,
-        )
-    ]
+    text = f"{folder} does not prevent a job's record from replacing another's"
+    return [fault("job folder", text, ELSEWHERE)]
 
 
 def _locks(folder: Path, trial: Path) -> list[Finding]:

@@ -152,9 +152,7 @@ def prove(kind: str, target: Path, imports: Sequence[str]) -> str:
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 # Classes of this package, and their equivalents on a single rank.
-COUNTERPARTS = {
-    "SyncBatchNormalization": ("keras.layers", "BatchNormalization"),
-}
+COUNTERPARTS = {"SyncBatchNormalization": ("keras.layers", "BatchNormalization")}
 
 
 def _export_archive(source: Path, target: Path, imports: Sequence[str]) -> None:
@@ -219,14 +217,12 @@ def _rebuild(source: Path, target: Path, config: dict[str, Any], imports: Sequen
 
     for module in imports:
         importlib.import_module(module)
-    kinds = {own["class_name"]: _class_of(own) for own in _own_objects(config)}
-    registered = {
-        own.get("registered_name") or name: kinds[name]
-        for own in _own_objects(config)
-        for name in [own["class_name"]]
-    }
+    kinds: dict[str, type] = {}
+    for own in _own_objects(config):
+        kinds[own["class_name"]] = kind = _class_of(own)
+        kinds[own.get("registered_name") or own["class_name"]] = kind
     try:
-        trained = keras.saving.load_model(source, {**kinds, **registered}, compile=False)
+        trained = keras.saving.load_model(source, kinds, compile=False)
         for own in list(_own_objects(config)):
             module, name = COUNTERPARTS[own["class_name"]]
             own.update(module=module, class_name=name, registered_name=None)

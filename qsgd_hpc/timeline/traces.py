@@ -71,12 +71,8 @@ def _is_event(found: object) -> bool:
         return False
     if found["ph"] == "X" and not {"name", "ts", "dur"} <= found.keys():
         return False
-    kinds: dict[str, Any] = {
-        "ts": (int, float),
-        "dur": (int, float),
-        "pid": (int, str),
-        "args": dict,
-    }
+    number = (int, float)
+    kinds: dict[str, Any] = {"ts": number, "dur": number, "pid": (int, str), "args": dict}
     return all(isinstance(found[key], kind) for key, kind in kinds.items() if key in found)
 
 
