@@ -99,18 +99,14 @@ SLOW = Network(rate_bits_s=10**9, latency_us=50.0)
 
 def emulated_network() -> list[Finding]:
     """Create two emulated hosts and remove them; then two with a latency between them."""
-    try:
-        trial(PLAIN, 2)
-    except ClusterError as error:
-        return [_network_note(str(error))]
-    try:
-        trial(SLOW, 2)
-    except ClusterError as error:
-        return [
-            ok(NETWORK, "emulated hosts with a link rate are available"),
-            _network_note(str(error)),
-        ]
-    return [ok(NETWORK, "emulated hosts with a link rate and a latency are available")]
+    found: list[Finding] = []
+    for network, what in ((PLAIN, "a link rate"), (SLOW, "a link rate and a latency")):
+        try:
+            trial(network, 2)
+        except ClusterError as error:
+            return [*found, _network_note(str(error))]
+        found = [ok(NETWORK, f"emulated hosts with {what} are available")]
+    return found
 
 
 def _network_note(text: str) -> Finding:

@@ -48,10 +48,7 @@ class _Memory:
     """Writable memory for numpy, because numpy 1.23 makes all DLPack arrays read-only."""
 
     def __init__(self, view: NDArray[Any]) -> None:
-        self.__array_interface__ = {
-            **view.__array_interface__,
-            "data": (view.ctypes.data, False),
-        }
+        self.__array_interface__ = {**view.__array_interface__, "data": (view.ctypes.data, False)}
         self._view = view  # keeps the memory alive
 
 

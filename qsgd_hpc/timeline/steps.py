@@ -85,11 +85,7 @@ def of_steps(events: Sequence[Event]) -> list[RankSteps]:
 
 
 def _of_rank(
-    rank: int,
-    steps: Sequence[Span],
-    waits: Sequence[Span],
-    work: _Work,
-    of_rank_0: Negotiations,
+    rank: int, steps: Sequence[Span], waits: Sequence[Span], work: _Work, of_rank_0: Negotiations
 ) -> RankSteps:
     in_steps = union(steps)
     waited = intersection(waits, in_steps)

@@ -6,6 +6,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -26,6 +27,7 @@ __all__ = [
     "Collective",
     "Shape",
     "blocks_programs",
+    "first",
     "is_traced",
     "named",
     "refuse_traced",
@@ -193,6 +195,9 @@ _ON_DEVICE = "qsgd_hpc_collective_on_device"
 
 _collective: Any = Primitive("qsgd_hpc_collective")
 _collective.multiple_results = True
+
+
+first: Callable[[list[jax.Array]], jax.Array] = itemgetter(0)
 
 
 def run(call: Collective, arrays: Sequence[Any]) -> list[Any]:
