@@ -5,10 +5,9 @@ protocol (``array.array``, ``bytearray``, CuPy arrays in host memory, tensors of
 Results are numpy arrays; functions that end in ``_`` write to their argument.
 """
 
-from qsgd_hpc.arrays import _moves, _reductions
-from qsgd_hpc.arrays._moves import *
-from qsgd_hpc.arrays._reductions import *
-from qsgd_hpc.arrays.compression import Compression
+from qsgd_hpc.arrays import _collectives
+from qsgd_hpc.arrays._collectives import *
+from qsgd_hpc.arrays._memory import Compression
 from qsgd_hpc.frameworks import common
 from qsgd_hpc.frameworks.common import *
 from qsgd_hpc.runtime import objects
@@ -17,6 +16,5 @@ from qsgd_hpc.runtime.ops import barrier, join, poll, synchronize
 
 __all__ = ["Compression", "barrier", "join", "poll", "synchronize"]
 __all__ += objects.__all__
-__all__ += _moves.__all__
-__all__ += _reductions.__all__
+__all__ += _collectives.__all__
 __all__ += common.__all__

@@ -1,4 +1,4 @@
-"""Conversion of any array to the core's memory and back."""
+"""Conversion of any array to the core's memory and back, and its compressors."""
 
 from __future__ import annotations
 
@@ -14,18 +14,10 @@ from qsgd_hpc import _core
 from qsgd_hpc.arrays._gpu import current_stream, is_immutable, is_on_gpu, view_on_gpu
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.adapter import Adapter
+from qsgd_hpc.frameworks.compressors import Choices, casting
 from qsgd_hpc.runtime import gpu, ops
 
-__all__ = [
-    "ARRAYS",
-    "Arrays",
-    "CallArrays",
-    "adapter_of",
-    "is_floating",
-    "on_device_of",
-    "view_of",
-    "writable_view_of",
-]
+__all__ = ["ARRAYS", "Arrays", "Compression", "adapter_of", "view_of", "writable_view_of"]
 
 Array = NDArray[Any]
 
@@ -253,3 +245,38 @@ class CallArrays(Arrays):
 def adapter_of(views: Sequence[Any]) -> Arrays:
     """Return the adapter for the arrays of one call, given their views."""
     return ARRAYS if all(map(_is_numpy, views)) else CallArrays()
+
+
+def _bfloat16() -> np.dtype[Any]:
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise UsageError(
+            "numpy alone has no bfloat16: pip install ml_dtypes, or choose Compression.fp16"
+        ) from None
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
+
+
+def _cast(array: Any, dtype: Any) -> Any:
+    # bfloat16 is looked up only on use, because ml_dtypes may not be installed.
+    chosen = dtype() if callable(dtype) else dtype
+    if callable(dtype) and not isinstance(array, np.ndarray):
+        raise UsageError("CuPy has no bfloat16: choose Compression.fp16")
+    with on_device_of(array):
+        return array.astype(chosen, copy=False)
+
+
+FP16Compressor, BF16Compressor = casting(
+    lambda array: is_floating(array.dtype),
+    _cast,
+    FP16Compressor=np.dtype(np.float16),
+    BF16Compressor=_bfloat16,
+)
+
+
+class Compression(Choices):
+    """The choices for ``compression=``."""
+
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

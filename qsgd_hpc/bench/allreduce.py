@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +14,17 @@ from rich.text import Text
 
 from qsgd_hpc import __version__
 from qsgd_hpc.bench import explain, table
-from qsgd_hpc.bench.contestants import Contestant, engine, gloo_peers, mpi_peer, ours
-from qsgd_hpc.bench.rounds import Data, Effort, time_all
-from qsgd_hpc.bench.samples import Row, Timing, compare, row_json
-from qsgd_hpc.bench.words import AUTO, PLAIN_BITS
+from qsgd_hpc.bench.contestants import (
+    Contestant,
+    Data,
+    engine,
+    gloo_peers,
+    mpi_peer,
+    ours,
+    time_all,
+)
+from qsgd_hpc.bench.table import Row, Timing, compare, row_json
+from qsgd_hpc.bench.words import AUTO, FLOAT_BYTES, PLAIN_BITS
 from qsgd_hpc.compression import KINDS, has_choice_of_bits
 from qsgd_hpc.env import ALGORITHMS, COMPRESSED
 from qsgd_hpc.errors import UsageError
@@ -29,9 +34,6 @@ if TYPE_CHECKING:
     from qsgd_hpc._core import CodecSpec, Machine
 
 __all__ = ["Request", "run"]
-
-SCHEMA = 1
-FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,7 @@ class Bench:
             else:
                 for scheme in self.request.schemes:
                     found += self.coded(int(bits), scheme)
-        fresh = [Contestant(p.what, p.run, is_peer=True, is_exact=p.is_exact) for p in peers]
-        return [*found, *fresh]
+        return [*found, *(replace(peer, seconds=[]) for peer in peers)]
 
     def codecs(self, bits: int | str) -> list[CodecSpec]:
         """Return the codes for a number of bits; for auto, those of ``Compression.auto()``."""
@@ -166,6 +167,11 @@ class Bench:
             nmse=done.nmse,
         )
 
+    def time(self, contestants: Sequence[Contestant], count: int) -> None:
+        """Time allreduces of this number of elements; collective."""
+        data = Data(self.comm, self.mpi, count)
+        time_all(contestants, data, self.request.rounds, self.request.seconds)
+
     def measure(self) -> list[Row]:
         """Measure every size and print its rows immediately."""
         # A row of the engine is what its title says: not float32, which the planner may prefer.
@@ -173,14 +179,13 @@ class Bench:
         os.environ.update({f"QSGD_{name}": value for name, value in asked.items()})
         basics.init()
         peers = self.find_peers() if self.request.peers else []
-        effort = Effort(self.request.rounds, self.request.seconds)
         self.say()
         self.say(table.header())
         rows: list[Row] = []
         for size_bytes in self.request.sizes:
             count = size_bytes // FLOAT_BYTES
             contestants = self.contestants(count, peers)
-            time_all(contestants, Data(self.comm, self.mpi, count), self.comm, self.mpi, effort)
+            self.time(contestants, count)
             found = compare([self.row(size_bytes, done) for done in contestants])
             for number, row in enumerate(found):
                 self.say(table.line(row, first=number == 0))
@@ -199,9 +204,6 @@ class Bench:
     def write(self, path: Path, key: str, rows: Sequence[dict[str, Any]]) -> None:
         """Write the rows under this key, with their conditions."""
         record = {
-            "schema": SCHEMA,
-            "version": __version__,
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "mpi": self.key.mpi,
             "ranks": self.machine.ranks,
             "ranks_per_node": self.machine.ranks_per_node,
@@ -210,8 +212,7 @@ class Bench:
             "machine": planning.to_json(self.machine),
             key: list(rows),
         }
-        path.write_text(json.dumps(record, indent=1) + "\n")
-        self.say(f"written: {path}")
+        self.say(table.write_json(path, record))
 
 
 def fitting(algorithms: Sequence[str], coded: bool) -> list[str]:

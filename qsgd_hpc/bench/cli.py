@@ -135,9 +135,11 @@ def codec(
     """
     from qsgd_hpc.bench.codec import DTYPES, Request, run
 
-    (size_bytes,) = _one(parse_sizes(size), size)
+    sizes = parse_sizes(size)
+    if len(sizes) != 1:
+        raise UsageError(f"--size {size}: only one size is possible")
     request = Request(
-        size_bytes=size_bytes,
+        size_bytes=sizes[0],
         specs=parse_specs(scheme, bits, norm),
         threads=_thread_counts(threads),
         dtypes=_dtypes(dtype, DTYPES),
@@ -146,12 +148,6 @@ def codec(
         json_path=json_path,
     )
     run(request)
-
-
-def _one(sizes: list[int], text: str) -> list[int]:
-    if len(sizes) != 1:
-        raise UsageError(f"--size {text}: only one size is possible")
-    return sizes
 
 
 def _dtypes(text: str, known: tuple[str, ...]) -> list[str]:

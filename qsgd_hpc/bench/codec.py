@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,11 @@ from rich.progress import track
 from rich.text import Text
 
 from qsgd_hpc import __version__
-from qsgd_hpc.bench.samples import Timing
-from qsgd_hpc.bench.words import rate_text, size_text, time_text
+from qsgd_hpc.bench.table import Timing, write_json
+from qsgd_hpc.bench.words import FLOAT_BYTES, rate_text, size_text, time_text
 
 __all__ = ["Request", "run"]
 
-SCHEMA = 1
-FLOAT_BYTES = 4
 FLOAT32 = "float32"
 DTYPES = (FLOAT32, "float16", "bfloat16")
 HEADER_BYTES = 32  # of a wire message
@@ -113,9 +109,7 @@ def _of_code(
     if dtype == FLOAT32:
         left = np.zeros(x.size, dtype=np.float32)
         found += [
-            operation(
-                "encode, feedback", lambda: core.encode_into(x, message, left=left, **options)
-            ),
+            operation(FEEDBACK, lambda: core.encode_into(x, message, left=left, **options)),
             operation("decode and add", lambda: core.decode_add_into(message, y, **options)),
         ]
     return found
@@ -148,15 +142,9 @@ def ratio(operation: Operation, found: Sequence[Operation]) -> tuple[float, str]
     if not operation.code:
         return None
     if operation.threads > 1:
-        base = next(
-            (
-                o
-                for o in found
-                if (o.name, o.code, o.threads) == (operation.name, operation.code, 1)
-            ),
-            None,
-        )
-        return None if base is None else (base.median_s / operation.median_s, "1 thread")
+        same = [o for o in found if (o.name, o.code) == (operation.name, operation.code)]
+        alone = [o for o in same if o.threads == 1]
+        return (alone[0].median_s / operation.median_s, "1 thread") if alone else None
     scans = operation.name.startswith("encode") and operation.name != FEEDBACK
     name = SCAN if scans else ADD
     base = next(o for o in found if o.name == name)
@@ -235,13 +223,5 @@ def run(request: Request) -> None:
     for record in records:
         screen.print(line(record), soft_wrap=True)
     if request.json_path is not None:
-        file = {
-            "schema": SCHEMA,
-            "version": __version__,
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "size_bytes": request.size_bytes,
-            "instruction_set": chosen,
-            "rows": records,
-        }
-        request.json_path.write_text(json.dumps(file, indent=1) + "\n")
-        screen.print(f"written: {request.json_path}")
+        sized = {"size_bytes": request.size_bytes, "instruction_set": chosen, "rows": records}
+        screen.print(write_json(request.json_path, sized))

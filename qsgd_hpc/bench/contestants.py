@@ -1,10 +1,12 @@
-"""Contestants of ``bench allreduce``: this package's allreduces and peers."""
+"""Contestants of ``bench allreduce``: this package's allreduces and peers, and their timing."""
 
 from __future__ import annotations
 
+import math
 import os
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,17 @@ if TYPE_CHECKING:
     from qsgd_hpc._core import CodecSpec, Coding, Engine, Operation
     from qsgd_hpc.runtime.direct import Communicator
 
-__all__ = ["Contestant", "engine", "gloo_peers", "mpi_peer", "ours", "start_gloo", "title"]
+__all__ = [
+    "Contestant",
+    "Data",
+    "engine",
+    "gloo_peers",
+    "mpi_peer",
+    "ours",
+    "start_gloo",
+    "time_all",
+    "title",
+]
 
 Floats = NDArray[np.float32]
 
@@ -189,3 +201,97 @@ def _address_of(interface: str) -> str:
         except OSError:
             return socket.gethostname()  # gloo's error will name the wrong interface
     return socket.inet_ntoa(answer[20:24])
+
+
+BLOCK = 1 << 20  # elements after which the data repeats, so that its exact sum is cheap
+SAMPLE_S = 2e-3  # a sample consists of as many calls as take this long together
+MOST_CALLS = 100
+LEAST_ROUNDS, MOST_ROUNDS = 5, 200
+LARGEST_SUM = 1e30  # each result is the input of the next call, and must stay finite in float32
+
+
+class Data:
+    """Gaussian gradients, different on each rank, and their exact sum; collective."""
+
+    def __init__(self, comm: Any, mpi: Any, count: int) -> None:
+        self.comm, self.mpi = comm, mpi
+        block = min(count, BLOCK)
+        rng = np.random.default_rng([2017, comm.Get_rank()])
+        own = rng.standard_normal(block).astype(np.float32)
+        self._exact = own.astype(np.float64)
+        comm.Allreduce(mpi.IN_PLACE, self._exact)
+        self._source = np.resize(own, count)
+        self.x: NDArray[np.float32] = np.empty_like(self._source)
+
+    def reset(self) -> None:
+        """Restore the gradients."""
+        np.copyto(self.x, self._source)
+
+    def nmse(self) -> float:
+        """Return the squared error of ``x`` as the sum, over the exact sum's squared magnitude."""
+        error = magnitude = 0.0
+        for at in range(0, len(self.x), BLOCK):
+            got = self.x[at : at + BLOCK]
+            exact = self._exact[: len(got)]
+            error += float(np.sum(np.square(got - exact)))
+            magnitude += float(np.sum(np.square(exact)))
+        return error / magnitude
+
+    def slowest(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of all ranks' values, for each."""
+        found = np.asarray(values, dtype=np.float64)
+        self.comm.Allreduce(self.mpi.IN_PLACE, found, op=self.mpi.MAX)
+        return list(found)
+
+
+def _sample_s(contestant: Contestant, data: Data, calls: int) -> float:
+    data.reset()
+    if calls > 1:
+        contestant.run(data.x)  # not timed: the caches contain the previous contestant's data
+    data.comm.Barrier()
+    start_s = time.perf_counter()
+    for _ in range(calls):
+        contestant.run(data.x)
+    return (time.perf_counter() - start_s) / calls
+
+
+def _warm_up(contestants: Sequence[Contestant], data: Data) -> list[float]:
+    """Run each several times; record bytes and errors. Return the seconds of a later run."""
+    seconds = []
+    for contestant in contestants:
+        data.reset()
+        sent = contestant.run(data.x)
+        if not contestant.is_peer:
+            contestant.nmse = data.nmse()
+            contestant.wire_bytes = data.comm.allreduce(sent, op=data.mpi.MAX)
+        seconds.append(_sample_s(contestant, data, 3))
+    return data.slowest(seconds)
+
+
+def time_all(
+    contestants: Sequence[Contestant], data: Data, rounds: int | None, seconds: float
+) -> None:
+    """Fill in ``seconds``, ``wire_bytes`` and ``nmse`` of each; collective.
+
+    A sample is the slowest rank's time between a barrier and its return, over the number of calls
+    if they are short.
+
+    Args:
+        contestants: they alternate, so that disturbances of the machine affect all equally.
+        data: the gradients to sum.
+        rounds: exact number; None: determined by the time.
+        seconds: for all contestants together.
+    """
+    estimates_s = _warm_up(contestants, data)
+    most = min(MOST_CALLS, max(1, int(math.log(LARGEST_SUM) / math.log(data.comm.Get_size()))))
+    calls = [max(1, min(most, int(SAMPLE_S / max(s, 1e-9)))) for s in estimates_s]
+    if rounds is None:
+        round_s = sum(n * s for n, s in zip(calls, estimates_s, strict=True))
+        rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, int(seconds / max(round_s, 1e-9))))
+    for number in range(rounds):
+        for turn in range(len(contestants)):
+            at = (turn + number) % len(contestants)
+            sample_s = _sample_s(contestants[at], data, calls[at])
+            contestants[at].seconds.append(sample_s)
+    for contestant in contestants:
+        contestant.seconds = data.slowest(contestant.seconds)

@@ -3,27 +3,117 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from qsgd_hpc.bench import choices
-from qsgd_hpc.bench.choices import Choice
 from qsgd_hpc.bench.contestants import ours, title
-from qsgd_hpc.bench.rounds import Data, Effort, time_all
-from qsgd_hpc.bench.samples import Timing
-from qsgd_hpc.bench.words import AUTO, PLAIN_BITS, size_text
+from qsgd_hpc.bench.table import Timing
+from qsgd_hpc.bench.words import AUTO, FLOAT_BYTES, PLAIN_BITS, size_text, time_text
 
 if TYPE_CHECKING:
     from qsgd_hpc._core import CodecSpec, Coding, Machine
     from qsgd_hpc.bench.allreduce import Bench
 
-__all__ = ["by_prediction", "by_trial", "coding_of", "open_codes", "plan", "spec_of"]
+__all__ = [
+    "Choice",
+    "Verdict",
+    "by_prediction",
+    "by_trial",
+    "coding_of",
+    "judge",
+    "open_codes",
+    "plan",
+    "spec_of",
+]
 
-FLOAT_BYTES = 4
 FAR = 3.0
 """Choices predicted slower than the fastest by more than this factor are not measured."""
+COLUMNS = (("size", 8), ("code", 8), ("algorithm", 18), ("predicted", 9), ("measured", 9))
+ERROR_WIDTH = 6
+LEGEND = (
+    "predicted: the planner's estimate from measurements of the machine",
+    "error: measured / predicted - 1; planned: the planner's choice among these rows",
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to reduce one size."""
+
+    code: str
+    """Such as "fp32" or "4 bit"."""
+    algorithm: str
+    predicted_s: float
+    measured_s: float | None = None
+    """Median; None if it was not tried, because its prediction was much slower."""
+    planned: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The quality of the plan at one size."""
+
+    planned: Choice
+    fastest: Choice
+    """The fastest of the measured choices."""
+
+    @property
+    def miss(self) -> float:
+        """Extra time of the plan relative to the fastest choice; 0 if it is the fastest."""
+        assert self.planned.measured_s is not None
+        assert self.fastest.measured_s is not None
+        return self.planned.measured_s / self.fastest.measured_s - 1
+
+
+def judge(choices: Sequence[Choice]) -> Verdict:
+    """Compare the plan with the fastest choice; the plan must have been measured."""
+    tried = [choice for choice in choices if choice.measured_s is not None]
+    (planned,) = [choice for choice in tried if choice.planned]
+    return Verdict(planned, min(tried, key=lambda choice: choice.measured_s or 0.0))
+
+
+def header() -> Text:
+    """Return the names of the columns."""
+    names = [f"{name:>{width}}" for name, width in COLUMNS]
+    names[1:3] = [f"{name:<{width}}" for name, width in COLUMNS[1:3]]
+    return Text("  ".join([*names, f"{'error':>{ERROR_WIDTH}}"]), style="bold")
+
+
+def lines(size_bytes: int, choices: Sequence[Choice]) -> list[Text]:
+    """Return the rows of one size, the fastest first, untried ones last."""
+    verdict = judge(choices)
+    ordered = sorted(choices, key=lambda c: (c.measured_s is None, c.measured_s or c.predicted_s))
+    found = [
+        _line(size_text(size_bytes) if number == 0 else "", choice, verdict)
+        for number, choice in enumerate(ordered)
+    ]
+    return [*found, Text(f"{'':>10}{_sentence(verdict)}", style="italic"), Text()]
+
+
+def _line(size: str, choice: Choice, verdict: Verdict) -> Text:
+    measured = "-" if choice.measured_s is None else time_text(choice.measured_s)
+    error = choice.measured_s and f"{choice.measured_s / choice.predicted_s - 1:+.0%}"
+    mark = "  planned" if choice is verdict.planned else ""
+    cells = (
+        f"{size:>8}  {choice.code:<8}  {choice.algorithm:<18}  "
+        f"{time_text(choice.predicted_s):>9}  {measured:>9}  {error or '-':>{ERROR_WIDTH}}{mark}"
+    )
+    return Text(cells, style="green" if mark else "dim" if choice.measured_s is None else "")
+
+
+def _sentence(verdict: Verdict) -> str:
+    planned = f"{verdict.planned.code} by {verdict.planned.algorithm}"
+    if verdict.planned is verdict.fastest:
+        return f"planned: {planned}, which is the fastest"
+    fastest = f"{verdict.fastest.code} by {verdict.fastest.algorithm}"
+    return f"planned: {planned}, {verdict.miss:.1%} behind the fastest, {fastest}"
+
+
+def choice_json(size_bytes: int, choice: Choice) -> dict[str, Any]:
+    """Return a choice in its JSON form; times in seconds."""
+    return {"size_bytes": size_bytes, **asdict(choice)}
 
 
 def coding_of(bits: int, scheme: str, *, lasting: bool = True) -> Coding:
@@ -88,25 +178,19 @@ def by_trial(bench: Bench) -> list[dict[str, Any]]:
     """Print every choice of each size, predicted and measured; return them in JSON form."""
     found: list[dict[str, Any]] = []
     bench.say()
-    bench.say(choices.header())
+    bench.say(header())
     for size_bytes in bench.request.sizes:
         tried = _try_out(bench, size_bytes // FLOAT_BYTES)
-        for line in choices.lines(size_bytes, tried):
-            bench.say(line)
-        found += [choices.choice_json(size_bytes, choice) for choice in tried]
-    for text in choices.LEGEND:
+        for row in lines(size_bytes, tried):
+            bench.say(row)
+        found += [choice_json(size_bytes, choice) for choice in tried]
+    for text in LEGEND:
         bench.say(Text(text, style="dim"))
     return found
 
 
-@dataclass(frozen=True)
-class _Way:
-    spec: CodecSpec | None
-    choice: Choice
-
-
-def _ways(bench: Bench, count: int) -> list[_Way]:
-    """Return all choices of the planner for a number of elements."""
+def _ways(bench: Bench, count: int) -> list[tuple[CodecSpec | None, Choice]]:
+    """Return all choices of the planner for a number of elements, each with its code."""
     from qsgd_hpc import _core
 
     machine, bits = bench.machine, bench.request.bits
@@ -126,20 +210,19 @@ def _ways(bench: Bench, count: int) -> list[_Way]:
                 predicted_s=_core.allreduce_s(machine, algorithm=name, count=count, coding=spec),
                 planned=(name, spec) == (planned.algorithm, planned.spec),
             )
-            found.append(_Way(spec, choice))
+            found.append((spec, choice))
     return found
 
 
 def _try_out(bench: Bench, count: int) -> list[Choice]:
     """Return the choices of a size with their measured times; collective."""
     ways = _ways(bench, count)
-    longest_s = FAR * min(way.choice.predicted_s for way in ways)
-    tried = [w for w in ways if w.choice.planned or w.choice.predicted_s <= longest_s]
-    contestants = [ours(bench.communicator, w.spec, w.choice.algorithm) for w in tried]
-    effort = Effort(bench.request.rounds, bench.request.seconds)
-    time_all(contestants, Data(bench.comm, bench.mpi, count), bench.comm, bench.mpi, effort)
+    longest_s = FAR * min(choice.predicted_s for _, choice in ways)
+    tried = [way for way in ways if way[1].planned or way[1].predicted_s <= longest_s]
+    contestants = [ours(bench.communicator, spec, choice.algorithm) for spec, choice in tried]
+    bench.time(contestants, count)
     measured = [
-        replace(way.choice, measured_s=Timing.of(contestant.seconds).median_s)
-        for way, contestant in zip(tried, contestants, strict=True)
+        replace(choice, measured_s=Timing.of(contestant.seconds).median_s)
+        for (_, choice), contestant in zip(tried, contestants, strict=True)
     ]
-    return measured + [way.choice for way in ways if way not in tried]
+    return measured + [way[1] for way in ways if way not in tried]

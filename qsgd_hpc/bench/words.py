@@ -14,6 +14,7 @@ UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 STEP = 4  # between the sizes of a range
 MOST_BYTES = 1 << 34
 PLAIN_BITS = 32
+FLOAT_BYTES = 4
 AUTO = "auto"
 TOP_K = 8  # of each bucket of 512: 1.6 %
 

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from qsgd_hpc.checkup import installation, launching
 from qsgd_hpc.checkup.finding import Finding, Level, fault
-from qsgd_hpc.checkup.installation import core, frameworks, gpu_kernels, package, python
-from qsgd_hpc.checkup.jobs import job_folder, site
-from qsgd_hpc.checkup.launching import emulated_network, mpi, torchrun
-from qsgd_hpc.checkup.machine import gpus, shared_memory, variables
 
 __all__ = ["CHECKS", "Finding", "Level", "examine"]
 
 Check = Callable[[], list[Finding]]
 
 CHECKS: dict[str, Check] = {
-    "Python": python,
-    "qsgd-hpc": package,
-    "compiled core": core,
-    "GPU kernels": gpu_kernels,
-    "MPI": mpi,
-    "frameworks": frameworks,
-    "torchrun": torchrun,
-    "site": site,
-    "job folder": job_folder,
-    "shared memory": shared_memory,
-    "--network": emulated_network,
-    "GPUs": gpus,
-    "variables": variables,
+    "Python": installation.python,
+    "qsgd-hpc": installation.package,
+    "compiled core": installation.core,
+    "GPU kernels": installation.gpu_kernels,
+    "MPI": launching.mpi,
+    "frameworks": installation.frameworks,
+    "torchrun": launching.torchrun,
+    "site": launching.site,
+    "job folder": launching.job_folder,
+    "shared memory": installation.shared_memory,
+    "--network": launching.emulated_network,
+    "GPUs": installation.gpus,
+    "variables": installation.variables,
 }
 
 

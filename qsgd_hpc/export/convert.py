@@ -1,16 +1,23 @@
-"""Export of a trained model: detect its format, write the target, and test it."""
+"""Export of a trained model: detect its format, write the target, and test it.
+
+A ``.keras`` file is a zip archive of a configuration and weights; see graphs.py for the others.
+"""
 
 from __future__ import annotations
 
 import glob
+import importlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from qsgd_hpc.errors import UsageError
 
@@ -65,19 +72,12 @@ def _index_of(prefix: Path) -> Path:
 
 
 def _write(kind: str, source: Path, target: Path, imports: Sequence[str]) -> None:
-    # Imported here, because importing a framework takes seconds.
     if kind == "keras":
-        from qsgd_hpc.export.archive import export_archive
+        return _export_archive(source, target, imports)
+    # Imported here, because importing TensorFlow takes seconds.
+    from qsgd_hpc.export.graphs import export_checkpoint, export_saved_model
 
-        export_archive(source, target, imports)
-    elif kind == "saved_model":
-        from qsgd_hpc.export.graphs import export_saved_model
-
-        export_saved_model(source, target)
-    else:
-        from qsgd_hpc.export.graphs import export_checkpoint
-
-        export_checkpoint(source, target)
+    return (export_saved_model if kind == "saved_model" else export_checkpoint)(source, target)
 
 
 def _files_of(target: Path) -> set[Path]:
@@ -148,3 +148,111 @@ def prove(kind: str, target: Path, imports: Sequence[str]) -> str:
         last = ended.stderr.strip().rpartition("\n")[2]
         raise UsageError(f"{target} does not load without this package: {last}")
     return ended.stdout.strip().splitlines()[-1]
+
+
+CONFIG, WEIGHTS = "config.json", "model.weights.h5"
+# Classes of this package, and their equivalents on a single rank.
+COUNTERPARTS = {"SyncBatchNormalization": ("keras.layers", "BatchNormalization")}
+
+
+def _export_archive(source: Path, target: Path, imports: Sequence[str]) -> None:
+    """Write the model without its optimizer, and with this package's layers replaced by Keras's.
+
+    Raises:
+        UsageError: the source is damaged, or the model has custom classes that no module in
+            ``imports`` defines.
+    """
+    if not zipfile.is_zipfile(source):
+        raise UsageError(f"{source}: not a Keras file, which is a zip archive; it may be truncated")
+    with zipfile.ZipFile(source) as archive:
+        config = json.loads(archive.read(CONFIG))
+    config.pop("compile_config", None)
+    if any(True for _ in _own_objects(config)):
+        _rebuild(source, target, config, imports)
+    else:
+        _strip(source, target, config)
+
+
+def _own_objects(config: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object of this package's classes in a configuration."""
+    if isinstance(config, dict):
+        if str(config.get("module")).partition(".")[0] in ("qsgd_hpc", "horovod"):
+            yield config
+        for value in config.values():
+            yield from _own_objects(value)
+    elif isinstance(config, list):
+        for value in config:
+            yield from _own_objects(value)
+
+
+def _strip(source: Path, target: Path, config: dict[str, Any]) -> None:
+    """Copy the archive without the parts that only training needs."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            if name == CONFIG:
+                new.writestr(name, json.dumps(config))
+            elif name == WEIGHTS:
+                _copy_weights(old, new)
+            else:
+                new.writestr(name, old.read(name))
+
+
+def _copy_weights(old: zipfile.ZipFile, new: zipfile.ZipFile) -> None:
+    import h5py
+
+    with tempfile.TemporaryDirectory() as folder:
+        extracted = old.extract(WEIGHTS, folder)
+        kept = Path(folder) / "kept.h5"
+        with h5py.File(extracted) as source, h5py.File(kept, "w") as target:
+            target.attrs.update(source.attrs)
+            for name in source:
+                if name != "optimizer":
+                    source.copy(name, target)
+        new.write(kept, WEIGHTS)
+
+
+def _rebuild(source: Path, target: Path, config: dict[str, Any], imports: Sequence[str]) -> None:
+    """Create the model with Keras's classes and the same weights."""
+    import keras
+
+    for module in imports:
+        importlib.import_module(module)
+    kinds: dict[str, type] = {}
+    for own in _own_objects(config):
+        kinds[own["class_name"]] = kind = _class_of(own)
+        kinds[own.get("registered_name") or own["class_name"]] = kind
+    try:
+        trained = keras.saving.load_model(source, kinds, compile=False)
+        for own in list(_own_objects(config)):
+            module, name = COUNTERPARTS[own["class_name"]]
+            own.update(module=module, class_name=name, registered_name=None)
+            own["config"] = _known_to(getattr(keras.layers, name), own["config"])
+        plain = keras.saving.deserialize_keras_object(config)
+    except (TypeError, ValueError) as error:  # ValueError: a Lambda layer, in safe mode
+        raise UsageError(
+            f"{source}: {str(error).splitlines()[0]} Name the modules that define your own "
+            "layers: --import MODULE"
+        ) from error
+    plain.set_weights(trained.get_weights())
+    for old, new in zip(trained._flatten_layers(), plain._flatten_layers(), strict=True):
+        if hasattr(old, "save_assets") and hasattr(new, "load_assets"):  # a lookup's vocabulary
+            with tempfile.TemporaryDirectory() as folder:
+                old.save_assets(folder)
+                new.load_assets(folder)
+    plain.save(target)
+
+
+def _class_of(own: dict[str, Any]) -> type:
+    if own["class_name"] not in COUNTERPARTS:
+        raise UsageError(
+            f"{own['class_name']} of {own['module']} has no equivalent in Keras; known: "
+            + ", ".join(COUNTERPARTS)
+        )
+    kind: type = getattr(importlib.import_module(own["module"]), own["class_name"])
+    return kind
+
+
+def _known_to(kind: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that both classes have."""
+    known = kind().get_config()
+    return {name: value for name, value in config.items() if name in known}

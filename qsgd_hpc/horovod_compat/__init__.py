@@ -8,12 +8,105 @@ same under any other launcher. A script that can be changed may call ``install()
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.horovod_compat.finder import FOLDER, HorovodFinder, other_horovod
+from qsgd_hpc.horovod_compat.keras2 import allow_keras2_calls
+from qsgd_hpc.launch.supervise import launched_rank
 
 __all__ = ["FOLDER", "install", "installed"]
+
+FOLDER = Path(__file__).with_name("on_path")
+"""Folder for PYTHONPATH, with a package ``horovod``."""
+
+# Modules of this package by their names in Horovod. Submodules of these names are resolved to
+# submodules of the counterparts; all other modules are in FOLDER.
+_ALIASES = {
+    "horovod.common.elastic": "qsgd_hpc.elastic",
+    "horovod.common.process_sets": "qsgd_hpc.runtime.process_sets",
+    "horovod.torch": "qsgd_hpc.torch",
+    "horovod.torch.elastic.sampler": "qsgd_hpc.torch.elastic",
+    "horovod.torch.elastic.state": "qsgd_hpc.torch.elastic",
+    "horovod.torch.mpi_ops": "qsgd_hpc.torch",
+    "horovod.tensorflow": "qsgd_hpc.tensorflow",
+    "horovod.tensorflow.keras": "qsgd_hpc.keras",
+    "horovod.tensorflow.mpi_ops": "qsgd_hpc.tensorflow",
+    "horovod.keras": "qsgd_hpc.keras",
+    "horovod.mxnet": "qsgd_hpc.mxnet",
+    "horovod.mxnet.mpi_ops": "qsgd_hpc.mxnet",
+}
+
+
+def _counterpart(name: str) -> str | None:
+    """Return the module for a horovod name, whether or not it exists; None: see FOLDER."""
+    head, tail = name, ""
+    while head:
+        if head in _ALIASES:
+            return _ALIASES[head] + tail
+        head, _, last = head.rpartition(".")
+        tail = f".{last}{tail}"
+    return None
+
+
+def _exists(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent does not exist
+        return False
+
+
+class _Alias(Loader):
+    """Loads a module of this package and binds the horovod name to the same module object."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        name, target = module.__spec__.name, importlib.import_module(self.target)
+        if self.target.startswith(("qsgd_hpc.keras", "qsgd_hpc.tensorflow")):
+            allow_keras2_calls()
+        if not hasattr(target, "__path__") and any(a.startswith(f"{name}.") for a in _ALIASES):
+            target.__path__ = []  # a package in Horovod must look like a package here
+        # The import system uses the module that a loader leaves in sys.modules.
+        sys.modules[name] = target
+
+
+class HorovodFinder(MetaPathFinder):
+    """Finds every name that is ``horovod`` or begins with ``horovod.``."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.partition(".")[0] != "horovod":
+            return None
+        home = _counterpart(name)
+        if home is None:
+            place = FOLDER.joinpath(*name.split(".")[:-1])
+            spec = PathFinder.find_spec(name, [str(place)])
+        else:
+            spec = ModuleSpec(name, _Alias(home)) if _exists(home) else None
+        if spec is None:
+            # After None, an installed Horovod would be found.
+            message = f"{name} is not part of qsgd-hpc; docs/horovod.md lists what is"
+            raise ModuleNotFoundError(message, name=name)
+        return spec
+
+
+def other_horovod() -> str | None:
+    """Return the folder of another Horovod that is installed; None on ranks other than 0."""
+    if launched_rank() != 0:  # only one rank prints the notice
+        return None
+    places = [each for each in sys.path if Path(each).resolve() != FOLDER.resolve()]
+    spec = PathFinder.find_spec("horovod", places)
+    return None if spec is None or spec.origin is None else str(Path(spec.origin).parent)
 
 
 def install() -> None:

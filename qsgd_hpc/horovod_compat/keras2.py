@@ -10,7 +10,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from qsgd_hpc.errors import UsageError
@@ -83,11 +83,8 @@ def _extend_optimizers(keras: Any) -> None:
     owner.lr = property(_rate, lambda optimizer, rate: setattr(optimizer, "learning_rate", rate))
     _replace(base, "__init__", _with_lr_and_decay)
     _replace(base, "_get_current_learning_rate", _decayed)
-    _drop(
-        base,
-        "apply_gradients",
-        *("name", "experimental_aggregate_gradients", "skip_gradients_aggregation"),
-    )
+    of_keras2 = ("name", "experimental_aggregate_gradients", "skip_gradients_aggregation")
+    _drop(base, "apply_gradients", *of_keras2)
     _add(owner, "get_weights", lambda optimizer: [v.numpy() for v in optimizer.variables])
     _add(owner, "set_weights", _set_weights)
     if keras.backend.backend() == "tensorflow":
@@ -162,7 +159,12 @@ def _minimize(
     return optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
 
-_LOADERS = ("workers", "use_multiprocessing", "max_queue_size")
+_LOADERS = ("max_queue_size", "workers", "use_multiprocessing")
+# What followed the generator in Keras 2.
+_OF_FIT = ("steps_per_epoch", "epochs", "verbose", "callbacks", "validation_data")
+_OF_FIT += ("validation_steps", "validation_freq", "class_weight", *_LOADERS)
+_OF_FIT += ("shuffle", "initial_epoch")
+_OF_OTHERS = ("steps", "callbacks", *_LOADERS, "verbose")
 
 
 def _extend_models(keras: Any) -> None:
@@ -170,59 +172,21 @@ def _extend_models(keras: Any) -> None:
     _drop(model, "compile", "experimental_run_tf_function")
     for name in ("fit", "evaluate", "predict"):
         _drop(model, name, *_LOADERS)
-    _add(model, "fit_generator", _fit_generator)
+    _add(model, "fit_generator", _over_generator("fit", _OF_FIT, verbose=1))
     for name in ("evaluate", "predict"):
-        _add(model, f"{name}_generator", _over_generator(name))
+        _add(model, f"{name}_generator", _over_generator(name, _OF_OTHERS, verbose=0))
     _add(model, "reset_states", _reset_states)
     _replace(model, "save_weights", _also_hdf5)
 
 
-def _fit_generator(
-    model: Any,
-    generator: Any,
-    steps_per_epoch: Any = None,
-    epochs: int = 1,
-    verbose: Any = 1,
-    callbacks: Any = None,
-    validation_data: Any = None,
-    validation_steps: Any = None,
-    validation_freq: Any = 1,
-    class_weight: Any = None,
-    max_queue_size: int = 10,
-    workers: int = 1,
-    use_multiprocessing: bool = False,
-    shuffle: bool = True,
-    initial_epoch: int = 0,
-) -> Any:
-    return model.fit(
-        generator,
-        steps_per_epoch=steps_per_epoch,
-        epochs=epochs,
-        verbose=verbose,
-        callbacks=callbacks,
-        validation_data=validation_data,
-        validation_steps=validation_steps,
-        validation_freq=validation_freq,
-        class_weight=class_weight,
-        shuffle=shuffle,
-        initial_epoch=initial_epoch,
-    )
+def _over_generator(name: str, parameters: Sequence[str], verbose: int) -> Callable[..., Any]:
+    """Return a method such as ``fit_generator``; Keras 2 has these parameters, in this order."""
 
-
-def _over_generator(name: str) -> Callable[..., Any]:
-    """Return the method ``evaluate_generator`` or ``predict_generator``, with equal parameters."""
-
-    def method(
-        model: Any,
-        generator: Any,
-        steps: Any = None,
-        callbacks: Any = None,
-        max_queue_size: int = 10,
-        workers: int = 1,
-        use_multiprocessing: bool = False,
-        verbose: Any = 0,
-    ) -> Any:
-        return getattr(model, name)(generator, steps=steps, callbacks=callbacks, verbose=verbose)
+    def method(model: Any, generator: Any, *args: Any, **options: Any) -> Any:
+        given = dict(zip(parameters[: len(args)], args, strict=True))
+        given = {"verbose": verbose, **given, **options}
+        kept = {key: value for key, value in given.items() if key not in _LOADERS}
+        return getattr(model, name)(generator, **kept)
 
     return method
 

@@ -32,7 +32,7 @@ import qsgd_hpc.elastic as neutral
 from qsgd_hpc.elastic import HostsUpdatedInterrupt, State
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.parts import ElasticShares, Part, ValuePart
-from qsgd_hpc.jax.errors import translated_errors
+from qsgd_hpc.jax.job import translated_errors
 from qsgd_hpc.jax.ops._arrays import integers_of, kind_of, of_kind, with_int64
 
 __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "JaxState", "run"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -73,7 +72,9 @@ def _broadcast_tree(tree: Any, prefix: str, root_rank: int, process_set: Process
     }
     received = {i: handle.wait() for i, handle in handles.items()}
     others = [leaf for i, leaf in enumerate(leaves) if i not in received]
-    rest = iter(_broadcast_others(others, f"{prefix}.others", root_rank, process_set))
+    if others:
+        others = broadcast_object(others, root_rank, f"{prefix}.others", process_set)
+    rest = iter(others)
     mine = [received[i] if i in received else next(rest) for i in range(len(leaves))]
     return jax.tree_util.tree_unflatten(structure, mine)
 
@@ -90,12 +91,3 @@ def _start(leaf: Any, root_rank: int, name: str, process_set: ProcessSet) -> Han
     kind = kind_of(leaf)
     handle = broadcast_async(integers_of(leaf), root_rank, name, process_set)
     return handle.then(lambda received: of_kind(received, kind))
-
-
-def _broadcast_others(
-    leaves: Sequence[Any], name: str, root_rank: int, process_set: ProcessSet
-) -> Sequence[Any]:
-    if not leaves:
-        return leaves
-    values: Sequence[Any] = broadcast_object(leaves, root_rank, name, process_set)
-    return values

@@ -42,10 +42,6 @@ def _key(entry: Any) -> str:
     return str(entry)
 
 
-def _is_gradient(leaf: Any) -> bool:
-    return bool(leaf.dtype != jax.dtypes.float0)  # the type of values without derivative
-
-
 def _calls(
     leaves: Sequence[Any], names: Sequence[str], groups: Groups
 ) -> Iterator[tuple[list[int], bool]]:
@@ -53,7 +49,8 @@ def _calls(
 
     The last leaves are first, in the order of backward passes.
     """
-    places = {name: i for i, name in enumerate(names) if _is_gradient(leaves[i])}
+    none = jax.dtypes.float0  # the type of values without derivative
+    places = {name: i for i, name in enumerate(names) if leaves[i].dtype != none}
     grouped = _grouped(places, groups)
     for members in grouped:
         yield members, len(members) > 1

@@ -9,8 +9,7 @@ from qsgd_hpc.frameworks.common import *
 from qsgd_hpc.keras import _values, callbacks, elastic
 from qsgd_hpc.keras._backend import BACKEND
 from qsgd_hpc.keras._values import *
-from qsgd_hpc.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from qsgd_hpc.keras.saving import load_model
+from qsgd_hpc.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer, load_model
 from qsgd_hpc.runtime import objects
 from qsgd_hpc.runtime.objects import *
 

@@ -1,12 +1,15 @@
-"""Methods added to a distributed optimizer, for all backends of Keras."""
+"""Methods added to a distributed optimizer, and patches to Keras for it, for all backends."""
 
 from __future__ import annotations
 
+import functools
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+import keras
 
 from qsgd_hpc import arrays
 from qsgd_hpc.errors import UsageError
@@ -20,7 +23,17 @@ if TYPE_CHECKING:
 else:
     Optimizer = object  # at run time, each optimizer's own class is the next base class
 
-__all__ = ["Synchronization", "Synchronized", "SynchronizedFirst", "SynchronizedInStep"]
+__all__ = [
+    "Synchronization",
+    "Synchronized",
+    "SynchronizedFirst",
+    "SynchronizedInStep",
+    "patch",
+    "patch_keras",
+    "synchronizations",
+]
+
+_MARK = "_qsgd_hpc"
 
 
 class Synchronization:
@@ -241,3 +254,94 @@ class SynchronizedInStep(Synchronized):
             return synchronization.reduce(gradients, synchronization.variables)
 
         return super()._clip_gradients(BACKEND.if_updating(self, reduce, grads))
+
+
+def synchronizations(optimizer: Any) -> list[Synchronization]:
+    """Return the synchronizations of an optimizer and of the members of a ``MultiOptimizer``."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    # The members that a function chooses are known only after build.
+    parts = [inner, *getattr(inner, "optimizers", ())]
+    return [each._synchronization for each in parts if isinstance(each, Synchronized)]
+
+
+def patch(owner: Any, name: str, change: Callable[[Any], Callable[..., Any]]) -> None:
+    """Replace a function of Keras by ``change(function)``, once per process."""
+    own = getattr(owner, name)
+    if not hasattr(own, _MARK):
+        changed = functools.wraps(own)(change(own))
+        setattr(changed, _MARK, True)
+        setattr(owner, name, changed)
+
+
+def patch_keras() -> None:
+    """Make loss scalers and ``fit`` respect distributed optimizers; idempotent.
+
+    ``compile`` creates the scaler of a ``mixed_float16`` model, so its class is patched.
+    """
+    patch(keras.optimizers.LossScaleOptimizer, "check_finite", _agreeing)
+    patch(keras.optimizers.LossScaleOptimizer, "build", _scoped)
+    if keras.backend.backend() != "tensorflow":
+        return
+    trainer = sys.modules[keras.Model.compile.__module__]
+    if hasattr(trainer, "model_supports_jit"):
+        patch(trainer, "model_supports_jit", _excluding_xla)
+    patch(keras.Model, "make_train_function", _building_first)
+
+
+def _agreeing(own: Any) -> Any:
+    """Make loss scalers skip a step if any rank's gradients overflow."""
+
+    def check_finite(scaler: Any, grads: Any) -> Any:
+        finite = own(scaler, grads)
+        found = [each for each in synchronizations(scaler) if not each.reduction.alone]
+        if not found:
+            return finite
+        for each in found:
+            each.used = True
+            each.scaler_state = scaler._variables
+        # Two scalers of one step may ask at the same time.
+        names = [name_of(v) for v in scaler.inner_optimizer._trainable_variables[:1]]
+        return BACKEND.all_ranks_agree(finite, ".".join(["finite", *names]), found[0].reduction)
+
+    return BACKEND.uncompiled(check_finite)
+
+
+def _scoped(own: Any) -> Any:
+    """Make ``build`` name a scaler's variables as a step or the loading of a file does."""
+
+    def build(scaler: Any, variables: Any) -> None:
+        # In the scope of a build by apply: the names must be those of ranks that built before.
+        with BACKEND.outside_of_graphs(), keras.name_scope(scaler.name, caller=scaler):
+            own(scaler, variables)
+
+    return build
+
+
+def _excluding_xla(own: Any) -> Any:
+    """Prevent Keras from compiling distributed steps with XLA, which cannot call the engine.
+
+    Keras compiles a model's steps on GPUs automatically, so this cannot be left to the user.
+    """
+
+    def model_supports_jit(model: Any) -> bool:
+        return not synchronizations(getattr(model, "optimizer", None)) and bool(own(model))
+
+    return model_supports_jit
+
+
+def _building_first(own: Any) -> Any:
+    """Make ``fit`` create the variables of a distributed optimizer before it traces a step.
+
+    TensorFlow traces a step twice if the first time creates variables, and the operations of the
+    second trace get other names: other ones than on a rank that has loaded its optimizer, and
+    than those of the residuals in a checkpoint.
+    """
+
+    def make_train_function(model: Any, *args: Any, **options: Any) -> Any:
+        optimizer: Any = getattr(model, "optimizer", None)
+        complete = model.built and all(layer.built for layer in model._flatten_layers())
+        if complete and synchronizations(optimizer) and not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        return own(model, *args, **options)
+
+    return make_train_function

@@ -50,7 +50,8 @@ class _VariablesPart(Part):
     def _variables(self) -> list[Any]:
         if hasattr(self.value, "jax_state_sync"):
             self.value.jax_state_sync()
-        variables = self.value.weights if _is_model(self.value) else self.value.variables
+        model = isinstance(self.value, keras.Model)
+        variables = self.value.weights if model else self.value.variables
         return [v for v in variables if is_shared(v)]
 
     def capture(self) -> Any:
@@ -93,13 +94,9 @@ class KerasState(State):
         super().__init__(model=model, **own, **attributes)
 
     def _part(self, value: Any) -> Part:
-        if _is_model(value) or isinstance(value, keras.optimizers.Optimizer):
+        if isinstance(value, keras.Model | keras.optimizers.Optimizer):
             return _VariablesPart(value)
         return super()._part(value)
-
-
-def _is_model(value: Any) -> bool:
-    return isinstance(value, keras.Model)
 
 
 class CommitStateCallback(BatchCounter):

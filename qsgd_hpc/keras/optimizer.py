@@ -1,32 +1,36 @@
-"""``DistributedOptimizer`` for Keras: ``fit`` averages gradients over the ranks."""
+"""``DistributedOptimizer`` for Keras and the loading of its models: averages over the ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 import keras
+import numpy as np
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.gradient_reduction import checked_reduction
 from qsgd_hpc.frameworks.pending import checked_passes, choose_groups
-from qsgd_hpc.keras._compiled import (
-    build_optimizers_before_tracing,
-    exclude_steps_from_xla,
-    keep_copies_distributed,
-    make_loss_scalers_agree,
-    synchronizations,
-)
 from qsgd_hpc.keras._synchronized import (
     Synchronization,
     Synchronized,
     SynchronizedFirst,
     SynchronizedInStep,
+    patch,
+    patch_keras,
+    synchronizations,
 )
 from qsgd_hpc.runtime.ops import Adasum, Average, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
-__all__ = ["DistributedOptimizer", "PartialDistributedOptimizer", "synchronization_of"]
+__all__ = [
+    "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "load_model",
+    "synchronization_of",
+]
 
 
 def DistributedOptimizer(
@@ -167,10 +171,9 @@ def _variables_of(layers: Any) -> list[Any]:
 
 def _synchronized(optimizer: Any, synchronization: Synchronization) -> Any:
     """Return an optimizer of the same class and state whose steps are synchronised."""
-    exclude_steps_from_xla()
-    build_optimizers_before_tracing()
-    make_loss_scalers_agree()
-    keep_copies_distributed(_copied)
+    patch_keras()
+    saveable = next(each for each in keras.Model.__mro__ if "__reduce__" in vars(each))
+    patch(saveable, "__reduce__", functools.partial(_keeping_copies, saveable))
     # A loss scaler checks gradients before it passes them to its inner optimizer, which is wrapped.
     scaler = optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else None
     wrapped = _wrapped(optimizer if scaler is None else scaler.inner_optimizer)
@@ -181,8 +184,25 @@ def _synchronized(optimizer: Any, synchronization: Synchronization) -> Any:
     return scaler
 
 
+def _keeping_copies(kind: Any, own: Any) -> Any:
+    """Make pickles and deep copies of models and optimizers contain the synchronisation.
+
+    Keras copies only what it saves in a file, which lacks the synchronisation: a model from
+    ``broadcast_object`` would then train separately on some ranks while the root waits for them.
+    """
+
+    def __reduce__(saveable: Any) -> Any:
+        options = _copied(saveable)
+        _, arguments = own(saveable)
+        # Not a method of the object's class, which pickle cannot find for a distributed optimizer.
+        plain = (kind._unpickle_model, arguments)
+        return plain if options is None else (_redistributed, (*plain, *options))
+
+    return __reduce__
+
+
 def _copied(saveable: Any) -> tuple[Any, Any] | None:
-    """Return a function that makes Keras's copy of a model or optimizer distributed, or None."""
+    """Return what makes Keras's copy of a model or optimizer distributed, or None."""
     optimizer = getattr(saveable, "optimizer", saveable)
     synchronization = synchronization_of(optimizer)
     if synchronization is None:
@@ -200,15 +220,15 @@ def _copied(saveable: Any) -> tuple[Any, Any] | None:
             optimizer.build(saveable.trainable_variables)
         saveable.train_function = None
     paths = [v.path for v in _all_variables(saveable)]
-    return _redistributed, (paths, synchronization.copy_arguments())
+    return paths, synchronization.copy_arguments()
 
 
-def _redistributed(copy: Any, options: tuple[Any, ...]) -> Any:
-    paths, rest = options
+def _redistributed(load: Any, arguments: Any, paths: list[str], options: tuple[Any, ...]) -> Any:
+    copy = load(*arguments)
     # Keras may give a copy's variables other names, but ranks match operations by these names.
     for variable, path in zip(_all_variables(copy), paths, strict=False):
         variable._path = path
-    synchronization = Synchronization.restored(*rest)
+    synchronization = Synchronization.restored(*options)
     if isinstance(copy, keras.optimizers.Optimizer):
         return _synchronized(copy, synchronization)
     copy.optimizer = _synchronized(copy.optimizer, synchronization)
@@ -245,3 +265,49 @@ def _wrapped(optimizer: Any) -> Any:
     distributed = wrapped.__new__(wrapped)
     object.__setattr__(distributed, "__dict__", optimizer.__dict__)
     return distributed
+
+
+def load_model(
+    filepath: str | PathLike[str],
+    custom_optimizers: Iterable[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: Any = None,
+    **options: Any,
+) -> Any:
+    """Return a saved model whose optimizer, if it has one, is distributed.
+
+    Args:
+        filepath: a file of ``model.save``, with a distributed optimizer or without.
+        custom_optimizers: classes of optimizers that are not part of Keras.
+        custom_objects: other custom classes and functions, by name.
+        compression: one of ``hvd.Compression``; see :func:`DistributedOptimizer`.
+        options: other arguments of :func:`DistributedOptimizer`, which a file does not contain.
+    """
+    named = {kind.__name__: kind for kind in custom_optimizers or ()}
+    model = keras.saving.load_model(filepath, custom_objects={**named, **(custom_objects or {})})
+    if getattr(model, "optimizer", None) is not None:
+        _restore_state(model.optimizer, model.trainable_variables, filepath)
+        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression, **options)
+        if keras.backend.backend() == "tensorflow":
+            model.jit_compile = False  # a file has what "auto" meant where it was written
+    return model
+
+
+def _restore_state(optimizer: Any, variables: list[Any], filepath: str | PathLike[str]) -> None:
+    """Restore the state of an optimizer from an HDF5 file, which Keras 3 omits.
+
+    Keras builds the optimizer only for variables that the model owns directly, not for its layers'
+    variables: it then has no momenta, and cannot train.
+    """
+    scaler = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scaler or not optimizer.built or optimizer._trainable_variables or not variables:
+        return
+    import h5py
+    from keras.src.legacy.saving import legacy_h5_format
+
+    optimizer.built = False
+    optimizer.build(variables)
+    with h5py.File(filepath) as file:
+        values = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file)
+        for variable, value in zip(optimizer.variables, values, strict=True):
+            variable.assign(np.asarray(value))

@@ -12,13 +12,12 @@ except (ImportError, AttributeError) as error:  # AttributeError: a numpy withou
         "on Python 3.10 or 3.11: pip install 'qsgd-hpc[mxnet]' in a separate environment"
     ) from error
 
-from qsgd_hpc.arrays.compression import Compression
+from qsgd_hpc.arrays._memory import Compression
 from qsgd_hpc.frameworks import common
 from qsgd_hpc.frameworks.common import *
 from qsgd_hpc.mxnet import ops
-from qsgd_hpc.mxnet.functions import broadcast_parameters
 from qsgd_hpc.mxnet.ops import *
-from qsgd_hpc.mxnet.optimizer import DistributedOptimizer, DistributedTrainer
+from qsgd_hpc.mxnet.optimizer import DistributedOptimizer, DistributedTrainer, broadcast_parameters
 from qsgd_hpc.runtime import objects
 from qsgd_hpc.runtime.objects import *
 from qsgd_hpc.runtime.ops import barrier, join

@@ -6,13 +6,7 @@ import tensorflow as tf
 
 from qsgd_hpc.frameworks.compressors import Choices, Compressor, NoneCompressor, casting
 
-__all__ = [
-    "BF16Compressor",
-    "Compression",
-    "Compressor",
-    "FP16Compressor",
-    "NoneCompressor",
-]
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 FP16Compressor, BF16Compressor = casting(
     lambda tensor: bool(tensor.dtype.is_floating),

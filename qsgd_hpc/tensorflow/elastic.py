@@ -20,7 +20,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -36,14 +36,7 @@ __all__ = ["HostsUpdatedInterrupt", "TensorFlowKerasState", "TensorFlowState", "
 
 
 class _Variables(Part):
-    """Variables that are looked up again at each use.
-
-    Args:
-        variables: a function that returns them in a fixed order.
-    """
-
-    def __init__(self, variables: Callable[[], Sequence[Any]]) -> None:
-        super().__init__(variables)
+    """Variables that are looked up again at each use: a function returns them in a fixed order."""
 
     def capture(self) -> Any:
         """Return the values as numpy arrays."""

@@ -5,8 +5,8 @@ Optimizers of ``tf.compat.v1.train`` may accumulate several passes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -109,13 +109,6 @@ def DistributedOptimizer(
     )
 
 
-@dataclass
-class _Sums:
-    passes: Any
-    """Number of added gradients."""
-    totals: list[Any]
-
-
 class Accumulation:
     """Sums of gradients in variables of the graph, or, in TF2, in variables of this object.
 
@@ -129,9 +122,9 @@ class Accumulation:
         self._mean = mean
         self._complete: Any = None
         self._sums: list[Any] = []
-        self._kept: dict[Any, _Sums] = {}
+        self._kept: dict[Any, tuple[Any, list[Any]]] = {}
 
-    def _sums_for(self, variables: Sequence[Any]) -> _Sums:
+    def _sums_for(self, variables: Sequence[Any]) -> tuple[Any, list[Any]]:
         if not tf.compat.v1.executing_eagerly_outside_functions():
             return _new_sums(variables)  # part of the graph that this call builds
         key = tuple(variable.ref() for variable in variables)
@@ -143,13 +136,12 @@ class Accumulation:
     def add(self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Reduce) -> list[Any]:
         """Add gradients; return the sums, reduced in the last pass of a step."""
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        sums_so_far = self._sums_for([variables[i] for i in present])
-        self._sums = sums_so_far.totals
+        passes, self._sums = self._sums_for([variables[i] for i in present])
         added = [
             tf.compat.v1.assign_add(total, tf.convert_to_tensor(gradients[i]))
             for total, i in zip(self._sums, present, strict=True)
         ]
-        passed = tf.compat.v1.assign_add(sums_so_far.passes, 1)
+        passed = tf.compat.v1.assign_add(passes, 1)
         self._complete = tf.equal(passed % self._passes, 0)
         factor = 1 / self._passes if self._mean else 1
 
@@ -183,16 +175,12 @@ class Accumulation:
         return tf.cond(self._complete, finish, wait)
 
 
-def _new_sums(variables: Sequence[Any]) -> _Sums:
-    passes = tf.compat.v1.Variable(0, trainable=False, name="passes", dtype=tf.int64)
-    return _Sums(passes, [_zeros_like(variable) for variable in variables])
-
-
-def _zeros_like(variable: Any) -> Any:
-    name = f"{variable.name.partition(':')[0]}/sum"
-    return tf.compat.v1.Variable(
-        tf.zeros(variable.shape, variable.dtype.base_dtype), trainable=False, name=name
-    )
+def _new_sums(variables: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Return the number of added gradients, and their sums."""
+    made = functools.partial(tf.compat.v1.Variable, trainable=False)
+    passes = made(0, name="passes", dtype=tf.int64)
+    zeros = [(v.name.partition(":")[0], tf.zeros(v.shape, v.dtype.base_dtype)) for v in variables]
+    return passes, [made(zero, name=f"{name}/sum") for name, zero in zeros]
 
 
 class GraphOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]

@@ -93,12 +93,8 @@ def show(file: Path, top: int) -> None:
 def _steps_title(ranks: Sequence[RankSteps]) -> str:
     durations = [duration for rank in ranks for duration in rank.durations_us]
     count, median_ms = len(ranks[0].durations_us), statistics.median(durations) / 1e3
-    which = (
-        f"one step of {median_ms:.3g} ms"
-        if count == 1
-        else (f"{count} steps of {median_ms:.3g} ms (median)")
-    )
-    return f"{which}; ms of a step, mean:"
+    which = "one step of" if count == 1 else f"{count} steps of"
+    return f"{which} {median_ms:.3g} ms{'' if count == 1 else ' (median)'}; ms of a step, mean:"
 
 
 def _steps_table(ranks: Sequence[RankSteps]) -> Table:
@@ -111,17 +107,14 @@ def _steps_table(ranks: Sequence[RankSteps]) -> Table:
         def cell(time_us: float, count: int = count, step_us: float = rank.steps_us) -> str:
             return f"{time_us / count / 1e3:.3g} ({_percent(time_us, step_us)})"
 
+        absent = sorted(rank.absent_us.items(), key=lambda item: -item[1])
         table.add_row(
             str(rank.rank), f"{rank.steps_us / count / 1e3:.3g}", cell(rank.computing_us),
             cell(rank.exposed_us), cell(rank.agreeing_us),
-            "\n".join(f"{_rank_name(r)}: {cell(us)}" for r, us in _longest_first(rank)) or "-",
+            "\n".join(f"{_rank_name(r)}: {cell(us)}" for r, us in absent) or "-",
             cell(rank.hidden_us), cell(rank.coding_us),
         )  # fmt: skip
     return table
-
-
-def _longest_first(rank: RankSteps) -> list[tuple[int, float]]:
-    return sorted(rank.absent_us.items(), key=lambda item: -item[1])
 
 
 def _rank_name(rank: int) -> str:

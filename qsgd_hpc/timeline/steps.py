@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from qsgd_hpc.timeline.traces import (
+    NOT_TENSORS,
+    OTHERS,
     Event,
     Rows,
     Span,
+    collectives_of,
     intersection,
     length,
+    negotiations_of,
     overlap,
     rows_of,
     spans_of,
@@ -20,9 +24,6 @@ from qsgd_hpc.timeline.traces import (
 )
 
 __all__ = ["RankSteps", "of_steps"]
-
-OTHERS = -1
-"""An unknown rank: only rank 0's events contain which rank submitted a tensor last."""
 
 
 @dataclass
@@ -55,12 +56,8 @@ class RankSteps:
         return sum(self.durations_us)
 
 
-@dataclass(frozen=True)
-class _Negotiation:
-    """Events of one tensor on one rank."""
-
-    span: Span
-    last: int
+Negotiations = dict[str, list[tuple[Span, int]]]
+"""When the ranks negotiated each tensor, and the last rank that submitted it."""
 
 
 @dataclass
@@ -69,7 +66,7 @@ class _Work:
 
     collectives: list[Span]
     coding: list[tuple[Span, float]]
-    negotiations: dict[str, list[_Negotiation]]
+    negotiations: Negotiations
 
 
 def of_steps(events: Sequence[Event]) -> list[RankSteps]:
@@ -88,11 +85,7 @@ def of_steps(events: Sequence[Event]) -> list[RankSteps]:
 
 
 def _of_rank(
-    rank: int,
-    steps: Sequence[Span],
-    waits: Sequence[Span],
-    work: _Work,
-    of_rank_0: dict[str, list[_Negotiation]],
+    rank: int, steps: Sequence[Span], waits: Sequence[Span], work: _Work, of_rank_0: Negotiations
 ) -> RankSteps:
     in_steps = union(steps)
     waited = intersection(waits, in_steps)
@@ -113,59 +106,33 @@ def _of_rank(
     return result
 
 
-def _absences(
-    rank: int, work: _Work, of_rank_0: dict[str, list[_Negotiation]]
-) -> dict[int, list[Span]]:
+def _absences(rank: int, work: _Work, of_rank_0: Negotiations) -> dict[int, list[Span]]:
     """Return when this rank waited for another to submit a tensor, by the rank that was last."""
     found: dict[int, list[Span]] = defaultdict(list)
     for tensor, negotiations in work.negotiations.items():
         known = of_rank_0.get(tensor, [])
-        for each in negotiations:
-            last = each.last if rank == 0 else _last_by(known, each.span[1])
+        for span, marked in negotiations:
+            last = marked if rank == 0 else _last_by(known, span[1])
             if last != rank:
-                found[last].append(each.span)
+                found[last].append(span)
     return found
 
 
-def _last_by(known: Sequence[_Negotiation], end: float) -> int:
+def _last_by(known: Sequence[tuple[Span, int]], end: float) -> int:
     """Return the last rank of rank 0's negotiation that ended at the time nearest to ``end``."""
-    at = bisect_left(known, end, key=lambda n: n.span[1])
+    at = bisect_left(known, end, key=lambda each: each[0][1])
     near = known[max(at - 1, 0) : at + 1]
-    return min(near, key=lambda n: abs(n.span[1] - end)).last if near else OTHERS
+    return min(near, key=lambda each: abs(each[0][1] - end))[1] if near else OTHERS
 
 
 def _work_of(rows: Rows) -> _Work:
-    work = _Work([], [], {})
-    collectives: list[Span] = []
-    for name, events in rows.items():
-        if name in ("program", "cycles", "steps"):
-            continue
-        for event in events:
-            args = event.get("args", {})
-            if event["ph"] == "X" and "wire_bytes" in args:
-                span = event["ts"], event["ts"] + event["dur"]
-                collectives.append(span)
-                if "coding_us" in args and span[1] > span[0]:
-                    work.coding.append((span, args["coding_us"]))
-        work.negotiations[name] = _negotiations(events)
-    work.collectives = union(collectives)
-    return work
-
-
-def _negotiations(row: Sequence[Event]) -> list[_Negotiation]:
-    """Return a tensor's negotiations; each contains a mark for every rank that submits it."""
-    found = []
-    begun: float | None = None
-    last = OTHERS
-    for event in row:
-        if event["ph"] == "B":
-            begun, last = event["ts"], OTHERS
-        elif event["ph"] == "i" and begun is not None:
-            last = event["args"]["rank"]
-        elif event["ph"] == "E" and begun is not None:
-            found.append(_Negotiation((begun, event["ts"]), last))
-            begun = None
-    return found
+    tensors = {name: row for name, row in rows.items() if name not in NOT_TENSORS}
+    done = [each for row in tensors.values() for each in collectives_of(row)]
+    return _Work(
+        union(span for span, _ in done),
+        [(s, args["coding_us"]) for s, args in done if "coding_us" in args and s[1] > s[0]],
+        {name: negotiations_of(row) for name, row in tensors.items()},
+    )
 
 
 def _without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:

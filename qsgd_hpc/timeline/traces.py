@@ -13,15 +13,19 @@ from typing import Any
 from qsgd_hpc.errors import UsageError
 
 __all__ = [
+    "NOT_TENSORS",
+    "OTHERS",
     "Event",
     "Rows",
     "Span",
     "Summary",
     "TensorTimes",
+    "collectives_of",
     "intersection",
     "length",
     "load",
     "merge",
+    "negotiations_of",
     "overlap",
     "ranks_of",
     "rows_of",
@@ -33,6 +37,9 @@ __all__ = [
 Event = dict[str, Any]
 Span = tuple[float, float]
 """Begin and end in microseconds."""
+OTHERS = -1
+"""An unknown rank: only rank 0's events contain which rank submitted a tensor last."""
+NOT_TENSORS = ("cycles", "program", "steps")
 Rows = dict[str, list[Event]]
 """A rank's events by the name of their row, in temporal order."""
 
@@ -64,12 +71,8 @@ def _is_event(found: object) -> bool:
         return False
     if found["ph"] == "X" and not {"name", "ts", "dur"} <= found.keys():
         return False
-    kinds: dict[str, Any] = {
-        "ts": (int, float),
-        "dur": (int, float),
-        "pid": (int, str),
-        "args": dict,
-    }
+    number = (int, float)
+    kinds: dict[str, Any] = {"ts": number, "dur": number, "pid": (int, str), "args": dict}
     return all(isinstance(found[key], kind) for key, kind in kinds.items() if key in found)
 
 
@@ -164,9 +167,6 @@ def summarise(events: Sequence[Event]) -> Summary:
     return summary
 
 
-NOT_TENSORS = ("cycles", "program", "steps")
-
-
 def ranks_of(events: Sequence[Event]) -> set[int]:
     """Return the ranks of a file; processes of other programs have another name, or no number."""
     titles = [event for event in events if event.get("name") == "process_name"]
@@ -204,28 +204,44 @@ def spans_of(events: Iterable[Event]) -> list[Span]:
     return [(e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
 
 
+def negotiations_of(row: Iterable[Event]) -> list[tuple[Span, int]]:
+    """Return when the ranks negotiated a tensor, and the last rank that submitted it.
+
+    A negotiation contains a mark for every rank that submits the tensor.
+    """
+    found = []
+    begun: float | None = None
+    last = OTHERS
+    for event in row:
+        if event["ph"] == "B":
+            begun, last = event["ts"], OTHERS
+        elif event["ph"] == "i" and begun is not None:
+            last = event["args"]["rank"]
+        elif event["ph"] == "E" and begun is not None:
+            found.append(((begun, event["ts"]), last))
+            begun = None
+    return found
+
+
+def collectives_of(row: Iterable[Event]) -> list[tuple[Span, dict[str, Any]]]:
+    """Return when the engine executed a tensor's collectives, with the numbers of each."""
+    found = [event for event in row if event["ph"] == "X" and "wire_bytes" in event.get("args", {})]
+    return [(span, event["args"]) for span, event in zip(spans_of(found), found, strict=True)]
+
+
 def _add_row(times: TensorTimes, row: Sequence[Event], waits: Sequence[Span]) -> list[Span]:
     """Add one rank's events of a tensor; return the spans of its operations."""
-    spans = []
-    begun: float | None = None
-    for event in row:
-        args = event.get("args", {})
-        if event["ph"] == "B":
-            begun = event["ts"]
-        elif event["ph"] == "E" and begun is not None:
-            times.negotiating_us += event["ts"] - begun
-            begun = None
-        elif event["ph"] == "X" and event["name"] == "QUEUE":
-            times.queued_us += event["dur"]
-        elif event["ph"] == "X" and "wire_bytes" in args:
-            span = event["ts"], event["ts"] + event["dur"]
-            spans.append(span)
-            times.operations += 1
-            times.elements = args["elements"]
-            times.bits = args["bits"]
-            times.wire_bytes += args["wire_bytes"]
-            times.working_us += event["dur"]
-            times.exposed_us += overlap(span, waits)
+    collectives = collectives_of(row)
+    times.negotiating_us += length(span for span, _ in negotiations_of(row))
+    times.queued_us += length(spans_of(e for e in row if e.get("name") == "QUEUE"))
+    for span, args in collectives:
+        times.operations += 1
+        times.elements = args["elements"]
+        times.bits = args["bits"]
+        times.wire_bytes += args["wire_bytes"]
+        times.exposed_us += overlap(span, waits)
+    spans = [span for span, _ in collectives]
+    times.working_us += length(spans)
     return spans
 
 

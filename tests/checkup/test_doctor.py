@@ -17,10 +17,10 @@ import pytest
 from click.testing import CliRunner
 
 from qsgd_hpc import doctor as verb
-from qsgd_hpc.checkup import CHECKS, Finding, Level, examine, installation, jobs, launching, machine
+from qsgd_hpc.checkup import CHECKS, Finding, Level, examine, installation, launching
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.claims import NO_MPI
 from qsgd_hpc.launch.mpi import Family, Launcher, Library
-from qsgd_hpc.launch.remedies import NO_MPI
 
 MPICH = Library("MPICH Version: 5.0.2", "MPICH", (5, 0, 2), Path("/opt/mpich/lib/libmpi.so"))
 Install = Callable[[str, str], Path]
@@ -210,11 +210,11 @@ def test_no_framework_at_all_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_site_here_is_named_and_a_broken_profile_is_a_fault(tmp_path: Path) -> None:
-    assert only(jobs.site()).text.startswith("local: ")
+    assert only(launching.site()).text.startswith("local: ")
     folder = tmp_path / "home" / "sites"
     folder.mkdir(parents=True)
     (folder / "polaris.yaml").write_text("quue: 1\n")
-    found = jobs.site()
+    found = launching.site()
     assert levels(found) == ["ok", "fault"]
     assert "line 1: unknown key 'quue'" in found[1].text
 
@@ -222,7 +222,7 @@ def test_site_here_is_named_and_a_broken_profile_is_a_fault(tmp_path: Path) -> N
 def test_guessed_site_is_noted(install: Install) -> None:
     install("sbatch", "true")
     install("scontrol", "true")
-    found = only(jobs.site())
+    found = only(launching.site())
     assert found.level is Level.NOTE
     assert "sites new NAME" in found.remedy
 
@@ -231,13 +231,13 @@ def test_site_without_account_or_command_is_said(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QSGD_SITE", "polaris")
-    assert "qsub is not on PATH" in only(jobs.site()).text
+    assert "qsub is not on PATH" in only(launching.site()).text
     install("qsub", "true")
-    found = jobs.site()
+    found = launching.site()
     assert found[0].level == "ok"
     assert any("QSGD_ACCOUNT" in each.remedy for each in found[1:])
     monkeypatch.setenv("QSGD_ACCOUNT", "p")
-    assert not any("QSGD_ACCOUNT" in each.remedy for each in jobs.site())
+    assert not any("QSGD_ACCOUNT" in each.remedy for each in launching.site())
 
 
 def test_facts_that_are_not_confirmed_are_noted(
@@ -246,18 +246,18 @@ def test_facts_that_are_not_confirmed_are_noted(
     install("sbatch", "true")
     install("scontrol", "true")
     monkeypatch.setenv("QSGD_SITE", "perlmutter")
-    assert "queues.debug" in jobs.site()[1].text
+    assert "queues.debug" in launching.site()[1].text
 
 
 def test_job_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    assert levels(jobs.job_folder()) == ["ok"]
+    assert levels(launching.job_folder()) == ["ok"]
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_job_folder_that_cannot_be_written_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QSGD_HOME", "/proc/nothing/here")
-    found = only(jobs.job_folder())
+    found = only(launching.job_folder())
     assert found.level is Level.FAULT
     assert "QSGD_HOME" in found.remedy
 
@@ -267,12 +267,12 @@ def test_job_folder_that_cannot_be_written_is_a_fault(monkeypatch: pytest.Monkey
 )
 def test_little_room_is_said(free_bytes: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free_bytes))
-    assert levels(jobs.job_folder()) == [level]
+    assert levels(launching.job_folder()) == [level]
 
 
 def test_file_system_without_working_locks_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    found = jobs.job_folder()
+    found = launching.job_folder()
     assert levels(found) == ["ok", "fault"]
     assert "have no effect" in found[1].text
 
@@ -280,14 +280,14 @@ def test_file_system_without_working_locks_is_a_fault(monkeypatch: pytest.Monkey
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    assert "Function not implemented" in jobs.job_folder()[1].text
+    assert "Function not implemented" in launching.job_folder()[1].text
 
 
 def test_file_system_that_renames_onto_a_folder_is_a_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Path, "rename", lambda self, target: None)
-    found = jobs.job_folder()
+    found = launching.job_folder()
     assert "replacing another's" in found[1].text
 
 
@@ -302,39 +302,39 @@ def test_rename_that_fails_for_another_reason_does_not_pass(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fails)
-    (found,) = examine({"job folder": jobs.job_folder})
+    (found,) = examine({"job folder": launching.job_folder})
     assert found.level is Level.FAULT
     assert "Input/output error" in found.text
 
 
 def test_shared_memory_counts_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(machine, "probe_core", lambda: ("core", 10 << 20))
+    monkeypatch.setattr(installation, "probe_core", lambda: ("core", 10 << 20))
     for free_bytes, expected in ((64 << 20, "ok"), (25 << 20, "note")):
         monkeypatch.setattr(
             "shutil.disk_usage", lambda _, free=free_bytes: SimpleNamespace(free=free)
         )
-        found = only(machine.shared_memory())
+        found = only(installation.shared_memory())
         assert found.level.value == expected
     assert "room for two ranks of four cores" in found.text
 
 
 def test_no_shared_memory_at_all_is_a_note(tmp_path: Path) -> None:
-    assert only(machine.shared_memory(tmp_path / "none")).level is Level.NOTE
+    assert only(installation.shared_memory(tmp_path / "none")).level is Level.NOTE
 
 
 def test_gpus_are_counted(install: Install) -> None:
-    assert "none (none of" in only(machine.gpus()).text
+    assert "none (none of" in only(installation.gpus()).text
     install("nvidia-smi", "echo 'GPU 0: NVIDIA A100 (UUID: GPU-1)'; echo 'GPU 1: NVIDIA A100'")
-    assert only(machine.gpus()).text == "two GPUs seen by nvidia-smi"
+    assert only(installation.gpus()).text == "two GPUs seen by nvidia-smi"
     install("nvidia-smi", "echo 'NVIDIA-SMI has failed' >&2; exit 9")
-    found = only(machine.gpus())
+    found = only(installation.gpus())
     assert found.level is Level.NOTE
     assert "has failed" in found.text
 
 
 def test_variable_that_nothing_reads_gets_the_nearest_name() -> None:
-    found = only(machine.variables({"QSGD_BIT": "4", "HOME": "/", "QSGD_BUILD_JOBS": "2"}))
+    found = only(installation.variables({"QSGD_BIT": "4", "HOME": "/", "QSGD_BUILD_JOBS": "2"}))
     assert found.level is Level.NOTE
     assert (found.text, found.remedy) == (
         "QSGD_BIT is not a setting", "Did you mean 'QSGD_BITS'?"
@@ -342,7 +342,7 @@ def test_variable_that_nothing_reads_gets_the_nearest_name() -> None:
 
 
 def test_value_that_cannot_be_read_is_a_fault() -> None:
-    found = only(machine.variables({"QSGD_BITS": "9"}))
+    found = only(installation.variables({"QSGD_BITS": "9"}))
     assert found.level is Level.FAULT
     assert "QSGD_BITS='9'" in found.text
-    assert levels(machine.variables({"QSGD_BITS": "4"})) == ["ok"]
+    assert levels(installation.variables({"QSGD_BITS": "4"})) == ["ok"]

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qsgd_hpc.horovod_compat import FOLDER
-from qsgd_hpc.horovod_compat.finder import HorovodFinder
+from qsgd_hpc.horovod_compat import FOLDER, HorovodFinder
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -26,6 +27,7 @@ __all__ = [
     "Collective",
     "Shape",
     "blocks_programs",
+    "first",
     "is_traced",
     "named",
     "refuse_traced",
@@ -195,6 +197,9 @@ _collective: Any = Primitive("qsgd_hpc_collective")
 _collective.multiple_results = True
 
 
+first: Callable[[list[jax.Array]], jax.Array] = itemgetter(0)
+
+
 def run(call: Collective, arrays: Sequence[Any]) -> list[Any]:
     """Execute a collective, or add it to the program that is being traced."""
     results: list[Any] = _collective.bind(*arrays, call=call) if arrays else []
@@ -267,15 +272,14 @@ def _widened(*arrays: Any, call: Collective) -> list[Any]:
     return [x.astype(a.dtype) for x, a in zip(run(call, wide), arrays, strict=True)]
 
 
-def _lower_on_cpu(context: Any, *operands: Any, call: Collective) -> Any:
-    # The kernels' twin treats host memory as device memory.
-    lower = _lower_on_device if gpu.served() == "cpu" else _lower
-    return lower(context, *operands, call=call)
+def _lower_for(served: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the lowering for a platform, on which the kernels serve buffers or do not."""
 
+    def lower(context: Any, *operands: Any, call: Collective) -> Any:
+        chosen = _lower_on_device if gpu.served() == served else otherwise
+        return chosen(context, *operands, call=call)
 
-def _lower_on_gpu(context: Any, *operands: Any, call: Collective) -> Any:
-    lower = _lower_on_device if gpu.served() == "cuda" else _refuse_platform
-    return lower(context, *operands, call=call)
+    return lower
 
 
 def _refuse_several_devices(context: Any, call: Collective) -> None:
@@ -305,11 +309,13 @@ ad.primitive_jvps[_collective] = _jvp
 ad.primitive_transposes[_collective] = _transpose
 batching.primitive_batchers[_collective] = _batch
 mlir.register_lowering(_collective, _refuse_platform)
-mlir.register_lowering(_collective, _lower_on_cpu, platform="cpu")
+# The kernels' twin treats host memory as device memory.
+mlir.register_lowering(_collective, _lower_for("cpu", _lower), platform="cpu")
 jax.ffi.register_ffi_target(_TARGET, _core.xla_collective(), platform="cpu")
 jax.ffi.register_ffi_target(_ON_DEVICE, _core.xla_device_collective(streams=False), platform="cpu")
 for _platform in ("cuda", "rocm"):
-    mlir.register_lowering(_collective, _lower_on_gpu, platform=_platform)
+    _on_gpu = _lower_for("cuda", _refuse_platform)
+    mlir.register_lowering(_collective, _on_gpu, platform=_platform)
     jax.ffi.register_ffi_target(
         _ON_DEVICE, _core.xla_device_collective(streams=True), platform=_platform.upper()
     )

@@ -28,15 +28,7 @@ from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.runtime.ops import Adasum, Average, Handle, Op, Product, Sum
 from qsgd_hpc.runtime.process_sets import ProcessSet
 
-__all__ = [
-    "Allgather",
-    "Allreduce",
-    "Alltoall",
-    "Broadcast",
-    "Reducescatter",
-    "slopes",
-    "summed_shares",
-]
+__all__ = ["Allgather", "Allreduce", "Alltoall", "Broadcast", "Reducescatter"]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.eager import as_rows
-from qsgd_hpc.jax.ops._collective import Arrays, is_traced, named, refuse_traced, run
+from qsgd_hpc.jax.ops._collective import Arrays, first, is_traced, named, refuse_traced, run
 from qsgd_hpc.jax.ops._differentiable import Allgather, Alltoall, Broadcast
 from qsgd_hpc.runtime.ops import Handle, checked_splits
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
@@ -27,9 +26,6 @@ __all__ = [
     "grouped_allgather",
     "grouped_allgather_async",
 ]
-
-
-_first: Callable[[list[jax.Array]], jax.Array] = itemgetter(0)
 
 
 def _broadcast(arrays: Arrays, root_rank: int, name: str | None, sets: ProcessSet) -> Broadcast:
@@ -56,7 +52,7 @@ def broadcast(
         HorovodInternalError: the ranks' arrays do not match, or a rank died.
     """
     arrays = [jnp.asarray(tensor)]
-    return _first(run(_broadcast(arrays, root_rank, name, process_set), arrays))
+    return first(run(_broadcast(arrays, root_rank, name, process_set), arrays))
 
 
 def broadcast_async(
@@ -68,7 +64,7 @@ def broadcast_async(
     """Start a broadcast of a concrete array; ``synchronize`` returns root_rank's."""
     refuse_traced([tensor], "broadcast")
     arrays = [jnp.asarray(tensor)]
-    return _broadcast(arrays, root_rank, name, process_set).start(arrays).then(_first)
+    return _broadcast(arrays, root_rank, name, process_set).start(arrays).then(first)
 
 
 def _allgather(
@@ -108,7 +104,7 @@ def allgather(
     """
     given = None if rows is None else [rows]
     call, arrays = _allgather([tensor], name, process_set, given, grouped=False)
-    return _first(run(call, arrays))
+    return first(run(call, arrays))
 
 
 def allgather_async(
@@ -117,7 +113,7 @@ def allgather_async(
     """Start an ``allgather`` of a concrete array; ``synchronize`` returns its result."""
     refuse_traced([tensor], "allgather")
     call, arrays = _allgather([tensor], name, process_set, None, grouped=False)
-    return call.start(arrays).then(_first)
+    return call.start(arrays).then(first)
 
 
 def grouped_allgather(
@@ -131,9 +127,7 @@ def grouped_allgather(
 
 
 def grouped_allgather_async(
-    tensors: Sequence[Any],
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start a ``grouped_allgather`` of concrete arrays; ``synchronize`` returns its results."""
     refuse_traced(tensors, "grouped_allgather")
@@ -190,9 +184,9 @@ def alltoall(
     """
     call, arrays = _alltoall(tensor, splits, received_splits, name, process_set)
     if splits is None:
-        return _first(run(call, arrays))
+        return first(run(call, arrays))
     if is_traced(arrays):
-        made = _first(run(call, arrays))
+        made = first(run(call, arrays))
         return made, jnp.asarray(call.rows(0, arrays[0].shape), dtype=jnp.int32)
     return _with_rows(call, arrays).wait()
 
@@ -206,4 +200,4 @@ def alltoall_async(
     """Start an ``alltoall`` of a concrete array; ``synchronize`` returns its result."""
     refuse_traced([tensor], "alltoall")
     call, arrays = _alltoall(tensor, splits, None, name, process_set)
-    return call.start(arrays).then(_first) if splits is None else _with_rows(call, arrays)
+    return call.start(arrays).then(first) if splits is None else _with_rows(call, arrays)

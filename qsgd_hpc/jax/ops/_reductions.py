@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any
 
 import jax
@@ -22,7 +21,15 @@ from qsgd_hpc.frameworks.reduction import (
     require_values,
 )
 from qsgd_hpc.jax.compression import compressed
-from qsgd_hpc.jax.ops._collective import Arrays, Collective, is_traced, named, refuse_traced, run
+from qsgd_hpc.jax.ops._collective import (
+    Arrays,
+    Collective,
+    first,
+    is_traced,
+    named,
+    refuse_traced,
+    run,
+)
 from qsgd_hpc.jax.ops._differentiable import Allreduce, Reducescatter
 from qsgd_hpc.runtime.ops import Handle, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
@@ -115,9 +122,6 @@ def _later(
     return call.start(to_send).then(restored)
 
 
-_first: Callable[[list[jax.Array]], jax.Array] = itemgetter(0)
-
-
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -150,7 +154,7 @@ def allreduce(
     """
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
-    return _first(_now(_allreduce, reduction, name, [tensor]))
+    return first(_now(_allreduce, reduction, name, [tensor]))
 
 
 def allreduce_async(
@@ -166,7 +170,7 @@ def allreduce_async(
     """Start an allreduce of a concrete array; ``synchronize`` returns its result."""
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
-    return _later(_allreduce, reduction, name, [tensor], "allreduce").then(_first)
+    return _later(_allreduce, reduction, name, [tensor], "allreduce").then(first)
 
 
 def grouped_allreduce(
@@ -231,7 +235,7 @@ def reducescatter(
     """
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
-    return _first(_now(_reducescatter, reduction, name, [tensor]))
+    return first(_now(_reducescatter, reduction, name, [tensor]))
 
 
 def reducescatter_async(
@@ -247,7 +251,7 @@ def reducescatter_async(
     """Start a ``reducescatter`` of a concrete array; ``synchronize`` returns its result."""
     factors = prescale_factor, postscale_factor
     reduction = reduction_of(name, op, average, *factors, process_set, compression)
-    return _later(_reducescatter, reduction, name, [tensor], "reducescatter").then(_first)
+    return _later(_reducescatter, reduction, name, [tensor], "reducescatter").then(first)
 
 
 def grouped_reducescatter(

@@ -6,7 +6,7 @@ functions find them. The ranks build equal programs, so they compute gradients o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -35,18 +35,19 @@ def _named(operations: Operations, what: str, **changes: Any) -> list[Operation]
     return [o.replaced(name=derived_name(o.name, what), group=None, **changes) for o in operations]
 
 
-def _present(operation: Any, gradients: Tensors) -> list[int]:
-    """Return the indices of an operation's tensors that have a gradient."""
-    return [i for i, gradient in enumerate(gradients) if gradient is not None]
+def _of_each(derivatives: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return the gradient of an operation, from a function of its tensors that have a gradient."""
 
+    def gradient(operation: Any, *gradients: Any) -> list[Any]:
+        places = [i for i, given in enumerate(gradients) if given is not None]
+        if not places:
+            return [None] * len(gradients)
+        parts = operations_of(operation), gradients, operation.inputs, operation.outputs
+        made = derivatives(*([part[i] for i in places] for part in parts))
+        found = dict(zip(places, made, strict=True))
+        return [found.get(i) for i in range(len(gradients))]
 
-def _spread(values: Tensors, places: Sequence[int], count: int) -> list[Any]:
-    found = dict(zip(places, values, strict=True))
-    return [found.get(i) for i in range(count)]
-
-
-def _pick(values: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    return [values[i] for i in places]
+    return gradient
 
 
 def _ranks(operations: Operations) -> list[int]:
@@ -54,23 +55,19 @@ def _ranks(operations: Operations) -> list[int]:
     return process_set_ids_and_ranks()[operations[0].process_set]
 
 
-def _of_allreduce(operation: Any, *gradients: Any) -> list[Any]:
-    places = _present(operation, gradients)
-    operations = _pick(operations_of(operation), places)
-    given = _pick(gradients, places)
-    if not places:
-        return [None] * len(gradients)
+@_of_each
+def _of_allreduce(
+    operations: Operations, given: Tensors, inputs: Tensors, outputs: Tensors
+) -> list[Any]:
     op = operations[0].op
     if op == "adasum":
         raise UsageError("Adasum has no gradient; use tf.stop_gradient, or reduce by a sum")
+    changes = {"op": "sum"} if op in _CURVED else {}
+    made = run("qsgd_allreduce", _named(operations, "gradient", **changes), tensors=given)
     if op not in _CURVED:
-        made = run("qsgd_allreduce", _named(operations, "gradient"), tensors=given)
-        return _spread(made, places, len(gradients))
-    sums = run("qsgd_allreduce", _named(operations, "gradient", op="sum"), tensors=given)
-    inputs, outputs = _pick(operation.inputs, places), _pick(operation.outputs, places)
+        return list(made)
     slopes = _slopes(operations, inputs, outputs)
-    made = [total * slope for total, slope in zip(sums, slopes, strict=True)]
-    return _spread(made, places, len(gradients))
+    return [total * slope for total, slope in zip(made, slopes, strict=True)]
 
 
 def _slopes(operations: Operations, inputs: Tensors, outputs: Tensors) -> list[Any]:
@@ -90,33 +87,31 @@ def _slopes(operations: Operations, inputs: Tensors, outputs: Tensors) -> list[A
     return [h / tf.stop_gradient(n) for h, n in zip(holds, counts, strict=True)]
 
 
-def _of_broadcast(operation: Any, *gradients: Any) -> list[Any]:
+@_of_each
+def _of_broadcast(operations: Operations, given: Tensors, *_: Tensors) -> list[Any]:
     """Return the mean of all ranks' gradients on the root, else 0."""
-    places = _present(operation, gradients)
-    operations = _pick(operations_of(operation), places)
-    if not places:
-        return [None] * len(gradients)
     averaging = _named(operations, "gradient", kind="allreduce", op="average")
-    means = run("qsgd_allreduce", averaging, tensors=_pick(gradients, places))
+    means = run("qsgd_allreduce", averaging, tensors=given)
     # Zeros that depend on the mean, so that a second derivative is collective as on the root.
     root = basics.rank() == operations[0].root
-    made = [tf.where(tf.fill(tf.shape(t), root), t, tf.zeros_like(t)) for t in means]
-    return _spread(made, places, len(gradients))
+    return [tf.where(tf.fill(tf.shape(t), root), t, tf.zeros_like(t)) for t in means]
 
 
 def _of_allgather(operation: Any, *gradients: Any) -> list[Any]:
     """Return the mean, or sum, over the ranks of the gradients of this rank's rows."""
-    of_tensors, rows = gradients[:-1], operation.outputs[-1]
-    operations = operations_of(operation)
+    rows, operations = operation.outputs[-1], operations_of(operation)
     size = len(_ranks(operations))
-    made = []
-    for i in _present(operation, of_tensors):
+    made: list[Any] = []
+    for i, given in enumerate(gradients[:-1]):
+        if given is None:
+            made.append(None)
+            continue
         sending = _named([operations[i]], "gradient", kind="alltoall", op="sum")
-        sent = run("qsgd_alltoall", sending, tensors=[of_tensors[i]], splits=rows[i])
+        sent = run("qsgd_alltoall", sending, tensors=[given], splits=rows[i])
         parts = tf.reshape(sent.received[0], tf.concat([[size], tf.shape(operation.inputs[i])], 0))
         averaged = operations[i].op == "average"
         made.append(tf.reduce_mean(parts, 0) if averaged else tf.reduce_sum(parts, 0))
-    return _spread(made, _present(operation, of_tensors), len(of_tensors))
+    return made
 
 
 def _of_alltoall(operation: Any, *gradients: Any) -> list[Any]:
@@ -130,24 +125,21 @@ def _of_alltoall(operation: Any, *gradients: Any) -> list[Any]:
     return [made.received[0], None]
 
 
-def _of_reducescatter(operation: Any, *gradients: Any) -> list[Any]:
+@_of_each
+def _of_reducescatter(
+    operations: Operations, given: Tensors, inputs: Tensors, outputs: Tensors
+) -> list[Any]:
     """Return all ranks' shares of the gradient, times the derivative of a nonlinear operation."""
-    places = _present(operation, gradients)
-    operations = _pick(operations_of(operation), places)
-    if not places:
-        return [None] * len(gradients)
-    op, given = operations[0].op, _pick(gradients, places)
+    op = operations[0].op
     if op in _CURVED:
         totals = _gathered(operations, "gradient", given, op="sum")
-        outputs = _gathered(operations, "results", _pick(operation.outputs, places), op="sum")
-        slopes = _slopes(operations, _pick(operation.inputs, places), outputs)
-        made = [total * slope for total, slope in zip(totals, slopes, strict=True)]
-    else:
-        factor = operations[0].prescale * operations[0].postscale
-        factor *= len(_ranks(operations)) if op == "sum" else 1
-        totals = _gathered(operations, "gradient", given, op="average")
-        made = [total * tf.cast(factor, total.dtype) for total in totals]
-    return _spread(made, places, len(gradients))
+        whole = _gathered(operations, "results", outputs, op="sum")
+        slopes = _slopes(operations, inputs, whole)
+        return [total * slope for total, slope in zip(totals, slopes, strict=True)]
+    factor = operations[0].prescale * operations[0].postscale
+    factor *= len(_ranks(operations)) if op == "sum" else 1
+    totals = _gathered(operations, "gradient", given, op="average")
+    return [total * tf.cast(factor, total.dtype) for total in totals]
 
 
 def _gathered(operations: Operations, what: str, tensors: Tensors, op: str) -> list[Any]:
