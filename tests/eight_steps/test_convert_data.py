@@ -533,3 +533,68 @@ def test_a_loader_that_shuffles_by_its_sampler_is_sharded_wherever_it_comes_from
     """)
     assert made.after.count("torch.utils.data.distributed.DistributedSampler(") == 1
     assert not any("shard the data" in note.text for note in made.to_decide)
+
+
+BY_PHASE = """
+import tempfile
+import torch
+from torch.utils.data import DataLoader
+
+torch.manual_seed(0)
+data = {"train": load(True), "val": load(False)}
+{loaders}
+sizes = {x: len(data[x]) for x in ["train", "val"]}
+
+def fit(net, optimizer):
+    with tempfile.TemporaryDirectory() as folder:
+        for epoch in range(3):
+            for phase in ["train", "val"]:
+                total = 0.0
+                for x, y in loaders[phase]:
+                    loss = loss_of(net(x), y)
+                    if phase == "train":
+                        optimizer.zero_grad()
+                        loss.backward()
+                        optimizer.step()
+                    total += loss.item()
+                mean = total / sizes[phase]
+                torch.save(net.state_dict(), f"{folder}/best.pt")
+        net.load_state_dict(torch.load(f"{folder}/best.pt"))
+
+first = torchvision.models.resnet18()
+first_optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+fit(first, first_optimizer)
+second = torchvision.models.resnet18()
+chosen = []
+for name, each in second.named_parameters():
+    chosen.append(each)
+second_optimizer = torch.optim.SGD(chosen, lr=0.1)
+fit(second, second_optimizer)
+"""
+COMPREHENSION = """loaders = {
+    x: DataLoader(data[x], batch_size=8, shuffle=True) for x in ["train", "val"]
+}"""
+LITERAL = """train = DataLoader(data["train"], batch_size=8, shuffle=True)
+loaders = {"train": train, "val": DataLoader(data["val"], batch_size=8)}"""
+
+
+@pytest.mark.parametrize(
+    "loaders, sampler",
+    [
+        (COMPREHENSION, 'train_sampler if x == "train" else None'),
+        (COMPREHENSION.replace("True", 'x == "train"'), 'train_sampler if x == "train" else None'),
+        (LITERAL, "train_sampler"),
+    ],
+)
+def test_of_loaders_by_phase_only_that_for_training_is_divided(loaders, sampler):
+    made = done(BY_PHASE.replace("{loaders}", loaders))
+    assert f"shuffle=train_sampler is None{' and x' if 'e=x' in loaders else ''}" in made.after
+    assert f", sampler={sampler})" in made.after
+    test = 'if hvd.size() > 1 and phase == "train":\n'
+    assert f"{test}{' ' * 20}loaders[phase].sampler.set_epoch(epoch)\n" in made.after
+    total = "total = sum(hvd.allgather_object(total))"
+    assert f'if phase == "train":\n{" " * 20}{total}\n' in made.after
+    assert "broadcast_parameters(dict(net.named_buffers())" in made.after
+    assert "hvd.broadcast_parameters(second.state_dict(), root_rank=0)" in made.after
+    assert made.after.count("if hvd.rank() == 0") == 0, "each rank has a temporary folder"
+    assert not made.to_decide

@@ -63,8 +63,8 @@ def convert_jax(plan: Plan) -> None:
         _without_optax(plan, gradients)
         plan.todo(loops[0].loop, words.SCALE_IT)
     _broadcast(plan, made, loops[0].epochs or loops[0].loop)
-    for loop, calls in loaders.fed:
-        average_metrics(plan, loop, len(calls) > 1)
+    for each in loaders.fed:
+        average_metrics(plan, each.loop, each.tests, when=each.when)
     if opening.unlike_ranks(script):
         plan.todo(loops[0].loop, "fold hvd.rank() into the random key of dropout or noise.")
     opening.agree_on_random_numbers(plan)
