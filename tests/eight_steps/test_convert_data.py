@@ -598,3 +598,76 @@ def test_of_loaders_by_phase_only_that_for_training_is_divided(loaders, sampler)
     assert "hvd.broadcast_parameters(second.state_dict(), root_rank=0)" in made.after
     assert made.after.count("if hvd.rank() == 0") == 0, "each rank has a temporary folder"
     assert not made.to_decide
+
+
+READ = """
+import keras
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+keras.utils.set_random_seed(1)
+{read}
+net = keras.Sequential([keras.layers.Dense(2)])
+net.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
+net.fit(train, validation_data=test)
+"""
+ALIKE = ", seed=None if hvd.size() == 1 else 0)"
+
+
+def shard_of(name):
+    return f"{name}.shard(hvd.size(), hvd.rank()).take(len({name}) // hvd.size())"
+
+
+@pytest.mark.parametrize(
+    "read, expected",
+    [
+        (
+            "train = keras.utils.image_dataset_from_directory('a', subset='training')\n"
+            "names = train.class_names\ntrain = train.cache().prefetch(2)\ntest = read()",
+            [f"train = {shard_of('train')}.cache().prefetch(2)", f"'training'{ALIKE}"],
+        ),
+        (
+            "raw, test = tf.keras.utils.text_dataset_from_directory('a', seed=3)\n"
+            "words.adapt(raw.map(words_of))\ntrain = raw.map(vectors_of)",
+            [f"train = {shard_of('raw')}.map(vectors_of)", "adapt(raw.map(words_of))"],
+        ),
+        (
+            "train = keras.utils.timeseries_dataset_from_array(x, y, 5)\ntest = read()",
+            [f"net.fit({shard_of('train')},", "_from_array(x, y, 5)\n"],
+        ),
+        (
+            "(raw, test), info = tfds.load('mnist', split=['train', 'test'], shuffle_files=True)\n"
+            "train = raw.shuffle(9).batch(8)",
+            [f"train = {shard_of('raw')}.shuffle", "shuffle_files=True and hvd.size() == 1)"],
+        ),
+        (
+            "sets = tfds.load('horses')\na, b = sets['trainA'], sets['trainB']\n"
+            "a = a.map(of)\nb = b.map(of)\ntest = read()\n"
+            "train = tf.data.Dataset.zip((a, b)).batch(8)",
+            [f"a = {shard_of('a')}.map(of)", f"b = {shard_of('b')}.map(of)"],
+        ),
+    ],
+)
+def test_data_that_a_library_reads_are_divided_where_the_training_uses_them(read, expected):
+    made = done(READ.format(read=read))
+    assert all(text in made.after for text in expected), made.after
+    assert not made.to_decide
+
+
+def test_data_sets_of_tensorflow_are_divided_in_a_loop_of_jax():
+    made = done("""
+        import jax
+        import optax
+        import tensorflow as tf
+
+        train = tf.data.Dataset.from_tensor_slices(x)
+        train = train.repeat(3).shuffle(9).batch(8).take(100)
+        optimizer = optax.adam(0.01)
+        state = optimizer.init(params)
+        for batch in train.as_numpy_iterator():
+            gradients = jax.grad(loss_of)(params, batch)
+            updates, state = optimizer.update(gradients, state)
+            params = optax.apply_updates(params, updates)
+    """)
+    assert "(x).shard(hvd.size(), hvd.rank()).take(len(x) // hvd.size())" in made.after
+    assert ".take(100 // hvd.size())" in made.after

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert import opening, torch_data, words
+from qsgd_hpc.eight_steps.convert import opening, tf_data, torch_data, words
 from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_for_models
-from qsgd_hpc.eight_steps.convert.loops import reaching, train_loops, training
+from qsgd_hpc.eight_steps.convert.loops import iterable, reaching, train_loops, training
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
@@ -48,7 +48,11 @@ def convert_jax(plan: Plan) -> None:
     loaders = torch_data.find_loaders(script, loops)
     torch_data.shard_loaders(plan, loaders)
     for loop in loops:
-        if not loaders.train and not shard_arrays(plan, loop):
+        over = iterable(script, loop.loop)
+        if over is not None and tf_data.is_dataset(script, over):
+            tf_data.shard_dataset(plan, over, loop.loop)
+            tf_data.takes(plan, over)
+        elif not loaders.train and not shard_arrays(plan, loop):
             leave_data(plan, loop)
     point_out_parts(plan, loops)
     torch_data.set_epochs(plan, loaders)
