@@ -671,3 +671,44 @@ def test_data_sets_of_tensorflow_are_divided_in_a_loop_of_jax():
     """)
     assert "(x).shard(hvd.size(), hvd.rank()).take(len(x) // hvd.size())" in made.after
     assert ".take(100 // hvd.size())" in made.after
+
+
+def test_samples_that_each_step_draws_need_another_seed_on_each_rank():
+    made = done("""
+        import random
+        import torch
+
+        def chunk():
+            start = random.randint(0, 99)
+            return text[start : start + 9]
+
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(100):
+            loss_of(net, chunk()).backward()
+            optimizer.step()
+    """)
+    left = [note.text for note in made.to_decide]
+    assert any("draw other samples by random.randint: add hvd.rank()" in text for text in left)
+    assert not any("shard the data" in text for text in left)
+
+
+@pytest.mark.parametrize("how", ["jax.jit", "jax.pmap"])
+def test_parameters_that_a_step_without_an_optimizer_returns_are_broadcast(how):
+    made = done(f"""
+        import jax
+
+        @{how}
+        def update(params, x):
+            return params - 0.1 * jax.grad(loss_of)(params, x)
+
+        replicated = start()
+        for epoch in range(3):
+            for i in range(0, len(x), 8):
+                replicated = update(replicated, x[i : i + 8])
+        update_all = {how}(update)
+    """)
+    line = "replicated = hvd.broadcast_parameters(replicated, root_rank=0)"
+    if how == "jax.jit":
+        assert f"{line}\nfor epoch" in made.after
+    else:
+        assert any(note.text == f"{line} before the first step." for note in made.to_decide)
