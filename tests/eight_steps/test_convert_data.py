@@ -712,3 +712,24 @@ def test_parameters_that_a_step_without_an_optimizer_returns_are_broadcast(how):
         assert f"{line}\nfor epoch" in made.after
     else:
         assert any(note.text == f"{line} before the first step." for note in made.to_decide)
+
+
+def test_epochs_of_jax_may_be_scans():
+    made = done("""
+        import jax
+        import optax
+
+        optimizer = optax.sgd(0.1)
+        state = optimizer.init(params)
+
+        def step(carry, batch):
+            gradients = jax.grad(loss_of)(carry[0], batch)
+            updates, state = optimizer.update(gradients, carry[1])
+            return (optax.apply_updates(carry[0], updates), state), 0.0
+
+        for epoch in range(3):
+            (params, state), _ = jax.lax.scan(step, (params, state), batches)
+    """)
+    assert "hvd.DistributedOptimizer(optax.sgd(" in made.after
+    assert "params = hvd.broadcast_parameters(params, root_rank=0)" in made.after
+    assert any(note.text.startswith("shard the data") for note in made.to_decide)
