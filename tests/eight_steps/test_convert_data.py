@@ -533,3 +533,203 @@ def test_a_loader_that_shuffles_by_its_sampler_is_sharded_wherever_it_comes_from
     """)
     assert made.after.count("torch.utils.data.distributed.DistributedSampler(") == 1
     assert not any("shard the data" in note.text for note in made.to_decide)
+
+
+BY_PHASE = """
+import tempfile
+import torch
+from torch.utils.data import DataLoader
+
+torch.manual_seed(0)
+data = {"train": load(True), "val": load(False)}
+{loaders}
+sizes = {x: len(data[x]) for x in ["train", "val"]}
+
+def fit(net, optimizer):
+    with tempfile.TemporaryDirectory() as folder:
+        for epoch in range(3):
+            for phase in ["train", "val"]:
+                total = 0.0
+                for x, y in loaders[phase]:
+                    loss = loss_of(net(x), y)
+                    if phase == "train":
+                        optimizer.zero_grad()
+                        loss.backward()
+                        optimizer.step()
+                    total += loss.item()
+                mean = total / sizes[phase]
+                torch.save(net.state_dict(), f"{folder}/best.pt")
+        net.load_state_dict(torch.load(f"{folder}/best.pt"))
+
+first = torchvision.models.resnet18()
+first_optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+fit(first, first_optimizer)
+second = torchvision.models.resnet18()
+chosen = []
+for name, each in second.named_parameters():
+    chosen.append(each)
+second_optimizer = torch.optim.SGD(chosen, lr=0.1)
+fit(second, second_optimizer)
+"""
+COMPREHENSION = """loaders = {
+    x: DataLoader(data[x], batch_size=8, shuffle=True) for x in ["train", "val"]
+}"""
+LITERAL = """train = DataLoader(data["train"], batch_size=8, shuffle=True)
+loaders = {"train": train, "val": DataLoader(data["val"], batch_size=8)}"""
+
+
+@pytest.mark.parametrize(
+    "loaders, sampler",
+    [
+        (COMPREHENSION, 'train_sampler if x == "train" else None'),
+        (COMPREHENSION.replace("True", 'x == "train"'), 'train_sampler if x == "train" else None'),
+        (LITERAL, "train_sampler"),
+    ],
+)
+def test_of_loaders_by_phase_only_that_for_training_is_divided(loaders, sampler):
+    made = done(BY_PHASE.replace("{loaders}", loaders))
+    assert f"shuffle=train_sampler is None{' and x' if 'e=x' in loaders else ''}" in made.after
+    assert f", sampler={sampler})" in made.after
+    test = 'if hvd.size() > 1 and phase == "train":\n'
+    assert f"{test}{' ' * 20}loaders[phase].sampler.set_epoch(epoch)\n" in made.after
+    total = "total = sum(hvd.allgather_object(total))"
+    assert f'if phase == "train":\n{" " * 20}{total}\n' in made.after
+    assert "broadcast_parameters(dict(net.named_buffers())" in made.after
+    assert "hvd.broadcast_parameters(second.state_dict(), root_rank=0)" in made.after
+    assert made.after.count("if hvd.rank() == 0") == 0, "each rank has a temporary folder"
+    assert not made.to_decide
+
+
+READ = """
+import keras
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+keras.utils.set_random_seed(1)
+{read}
+net = keras.Sequential([keras.layers.Dense(2)])
+net.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
+net.fit(train, validation_data=test)
+"""
+ALIKE = ", seed=None if hvd.size() == 1 else 0)"
+
+
+def shard_of(name):
+    return f"{name}.shard(hvd.size(), hvd.rank()).take(len({name}) // hvd.size())"
+
+
+@pytest.mark.parametrize(
+    "read, expected",
+    [
+        (
+            "train = keras.utils.image_dataset_from_directory('a', subset='training')\n"
+            "names = train.class_names\ntrain = train.cache().prefetch(2)\ntest = read()",
+            [f"train = {shard_of('train')}.cache().prefetch(2)", f"'training'{ALIKE}"],
+        ),
+        (
+            "raw, test = tf.keras.utils.text_dataset_from_directory('a', seed=3)\n"
+            "words.adapt(raw.map(words_of))\ntrain = raw.map(vectors_of)",
+            [f"train = {shard_of('raw')}.map(vectors_of)", "adapt(raw.map(words_of))"],
+        ),
+        (
+            "train = keras.utils.timeseries_dataset_from_array(x, y, 5)\ntest = read()",
+            [f"net.fit({shard_of('train')},", "_from_array(x, y, 5)\n"],
+        ),
+        (
+            "(raw, test), info = tfds.load('mnist', split=['train', 'test'], shuffle_files=True)\n"
+            "train = raw.shuffle(9).batch(8)",
+            [f"train = {shard_of('raw')}.shuffle", "shuffle_files=True and hvd.size() == 1)"],
+        ),
+        (
+            "sets = tfds.load('horses')\na, b = sets['trainA'], sets['trainB']\n"
+            "a = a.map(of)\nb = b.map(of)\ntest = read()\n"
+            "train = tf.data.Dataset.zip((a, b)).batch(8)",
+            [f"a = {shard_of('a')}.map(of)", f"b = {shard_of('b')}.map(of)"],
+        ),
+    ],
+)
+def test_data_that_a_library_reads_are_divided_where_the_training_uses_them(read, expected):
+    made = done(READ.format(read=read))
+    assert all(text in made.after for text in expected), made.after
+    assert not made.to_decide
+
+
+def test_data_sets_of_tensorflow_are_divided_in_a_loop_of_jax():
+    made = done("""
+        import jax
+        import optax
+        import tensorflow as tf
+
+        train = tf.data.Dataset.from_tensor_slices(x)
+        train = train.repeat(3).shuffle(9).batch(8).take(100)
+        optimizer = optax.adam(0.01)
+        state = optimizer.init(params)
+        for batch in train.as_numpy_iterator():
+            gradients = jax.grad(loss_of)(params, batch)
+            updates, state = optimizer.update(gradients, state)
+            params = optax.apply_updates(params, updates)
+    """)
+    assert "(x).shard(hvd.size(), hvd.rank()).take(len(x) // hvd.size())" in made.after
+    assert ".take(100 // hvd.size())" in made.after
+
+
+def test_samples_that_each_step_draws_need_another_seed_on_each_rank():
+    made = done("""
+        import random
+        import torch
+
+        def chunk():
+            start = random.randint(0, 99)
+            return text[start : start + 9]
+
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(100):
+            loss_of(net, chunk()).backward()
+            optimizer.step()
+    """)
+    left = [note.text for note in made.to_decide]
+    assert any("draw other samples by random.randint: add hvd.rank()" in text for text in left)
+    assert not any("shard the data" in text for text in left)
+
+
+@pytest.mark.parametrize("how", ["jax.jit", "jax.pmap"])
+def test_parameters_that_a_step_without_an_optimizer_returns_are_broadcast(how):
+    made = done(f"""
+        import jax
+
+        @{how}
+        def update(params, x):
+            return params - 0.1 * jax.grad(loss_of)(params, x)
+
+        replicated = start()
+        for epoch in range(3):
+            for i in range(0, len(x), 8):
+                replicated = update(replicated, x[i : i + 8])
+        update_all = {how}(update)
+    """)
+    line = "replicated = hvd.broadcast_parameters(replicated, root_rank=0)"
+    if how == "jax.jit":
+        assert f"{line}\nfor epoch" in made.after
+    else:
+        assert any(note.text == f"{line} before the first step." for note in made.to_decide)
+
+
+def test_epochs_of_jax_may_be_scans():
+    made = done("""
+        import jax
+        import optax
+
+        optimizer = optax.sgd(0.1)
+        state = optimizer.init(params)
+
+        def step(carry, batch):
+            gradients = jax.grad(loss_of)(carry[0], batch)
+            updates, state = optimizer.update(gradients, carry[1])
+            return (optax.apply_updates(carry[0], updates), state), 0.0
+
+        for epoch in range(3):
+            (params, state), _ = jax.lax.scan(step, (params, state), batches)
+    """)
+    assert "hvd.DistributedOptimizer(optax.sgd(" in made.after
+    assert "params = hvd.broadcast_parameters(params, root_rank=0)" in made.after
+    assert any(note.text.startswith("shard the data") for note in made.to_decide)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
@@ -14,6 +14,11 @@ from qsgd_hpc.eight_steps.reading import Script, dotted, names_in
 
 __all__ = ["leave_data", "point_out_parts", "shard_arrays", "slice_of"]
 
+# Draws of samples, as of chunks of a text.
+DRAWN = re.compile(
+    r"^((numpy\.)?random\.(randint|randrange|choices?|sample)|torch\.randint"
+    r"|numpy\.random\.(default_rng|RandomState)\(\)\.(integers|randint|choice))$"
+)
 SIZE = re.compile(r"(^|\.)(len|int|max|min|round|ceil|floor|size|randperm|permutation|arange)$")
 
 
@@ -26,7 +31,20 @@ def leave_data(plan: Plan, loop: TrainLoop) -> None:
     """Leave the data of a loop, which were not recognised, to the author."""
     script = plan.script
     played = any(script.plays(call) for call in script.calls)
-    plan.todo(loop.loop, words.PLAY_IT if played else words.SHARD_IT)
+    drawn = next((name for name in _called(script, loop.loop) if DRAWN.match(name)), "")
+    text = words.PLAY_IT if played else words.SHARD_IT
+    if drawn and not played:
+        text = f"let each rank draw other samples by {drawn}: add hvd.rank() to its seed here."
+    plan.todo(loop.loop, text)
+
+
+def _called(script: Script, node: cst.CSTNode, depth: int = 3) -> Iterator[str]:
+    """Yield the names that a part of a script calls, also in the script's own functions."""
+    for call in script.calls_in(node):
+        yield script.called(call)
+        function = script.definition(call)
+        if function is not None and depth:
+            yield from _called(script, function.body, depth - 1)
 
 
 def shard_arrays(plan: Plan, loop: TrainLoop) -> bool:

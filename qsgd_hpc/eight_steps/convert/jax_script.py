@@ -7,10 +7,16 @@ from collections.abc import Iterator, Sequence
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert import opening, torch_data, words
+from qsgd_hpc.eight_steps.convert import opening, tf_data, torch_data, words
 from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_for_models
-from qsgd_hpc.eight_steps.convert.loops import reaching, train_loops, training
+from qsgd_hpc.eight_steps.convert.loops import (
+    TrainLoop,
+    iterable,
+    reaching,
+    train_loops,
+    training,
+)
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
@@ -28,6 +34,7 @@ UPDATES = re.compile(
     r"^optax\.\w+\(\)\.update$|\.apply_gradients$|^flax\.nnx\.Optimizer\(\)\.update$"
 )
 GRADIENTS = re.compile(r"^(jax|flax\.nnx)\.(value_and_)?grad$|^equinox\.filter_(value_and_)?grad$")
+PLACES = re.compile(r"pmap$|device_put\w*$|[Ss]hard")  # arrays on several devices
 COMPILES = ("jax.jit", "flax.nnx.jit", "equinox.filter_jit")
 
 
@@ -48,7 +55,11 @@ def convert_jax(plan: Plan) -> None:
     loaders = torch_data.find_loaders(script, loops)
     torch_data.shard_loaders(plan, loaders)
     for loop in loops:
-        if not loaders.train and not shard_arrays(plan, loop):
+        over = iterable(script, loop.loop)
+        if over is not None and tf_data.is_dataset(script, over):
+            tf_data.shard_dataset(plan, over, loop.loop)
+            tf_data.takes(plan, over)
+        elif not loaders.train and not shard_arrays(plan, loop):
             leave_data(plan, loop)
     point_out_parts(plan, loops)
     torch_data.set_epochs(plan, loaders)
@@ -62,9 +73,9 @@ def convert_jax(plan: Plan) -> None:
     if not made:
         _without_optax(plan, gradients)
         plan.todo(loops[0].loop, words.SCALE_IT)
-    _broadcast(plan, made, loops[0].epochs or loops[0].loop)
-    for loop, calls in loaders.fed:
-        average_metrics(plan, loop, len(calls) > 1)
+    _broadcast(plan, made, loops[0])
+    for each in loaders.fed:
+        average_metrics(plan, each.loop, each.tests, when=each.when)
     if opening.unlike_ranks(script):
         plan.todo(loops[0].loop, "fold hvd.rank() into the random key of dropout or noise.")
     opening.agree_on_random_numbers(plan)
@@ -155,7 +166,7 @@ def _nnx_optimizers(script: Script) -> list[cst.Call]:
     return [c for c in script.calls if script.called(c) == "flax.nnx.Optimizer"]
 
 
-def _broadcast(plan: Plan, made: Sequence[cst.Call], outer: cst.CSTNode) -> None:
+def _broadcast(plan: Plan, made: Sequence[cst.Call], loop: TrainLoop) -> None:
     """Broadcast rank 0's parameters before they are passed to the optimizer."""
     script = plan.script
     broadcast = "{0} = hvd.broadcast_parameters({0}, root_rank=0)"
@@ -183,8 +194,26 @@ def _broadcast(plan: Plan, made: Sequence[cst.Call], outer: cst.CSTNode) -> None
         if name and script.called(call) in begun:
             plan.step(6, words.ALIKE, call, broadcast.format(name))
             done = True
-    if not done:
-        plan.todo(outer, "params = hvd.broadcast_parameters(params) before the first step.")
+    if done:
+        return
+    outer, name = loop.epochs or loop.loop, _stepped(script, loop)
+    if name and not any(PLACES.search(script.called(call)) for call in script.calls):
+        plan.step(6, words.ALIKE, outer, broadcast.format(name))
+    else:
+        text = broadcast.format(name or "params")
+        plan.todo(outer, f"{text} before the first step.")
+
+
+def _stepped(script: Script, loop: TrainLoop) -> str:
+    """Return the name of the parameters that a loop passes to its step and binds again, or ""."""
+    outer = loop.epochs or loop.loop
+    scope = script.scope(outer)
+    for arg in loop.step.args:
+        known = script.bindings.get((scope, dotted(arg.value)), ())
+        before = any(b.how != "for" and script.end(b.at) <= script.start(outer) for b in known)
+        if before and any(loop.loop in script.ancestors(b.at) for b in known):
+            return dotted(arg.value)
+    return ""
 
 
 def _open(plan: Plan, seeding: Sequence[str]) -> None:

@@ -45,7 +45,7 @@ class TrainLoop:
 def calls_of(script: Script, function: cst.FunctionDef) -> list[cst.Call]:
     """Return the calls of a function: by its name, as `step = jax.jit(function)`, or as a closure.
 
-    `optimizer.step(function)` calls a closure.
+    `optimizer.step(function)` and `jax.lax.scan(function, ...)` call a closure.
     """
     return [
         c
@@ -54,7 +54,7 @@ def calls_of(script: Script, function: cst.FunctionDef) -> list[cst.Call]:
         or _inner(script, c) is function
         or (
             isinstance(c.func, cst.Attribute)
-            and c.func.attr.value == "step"
+            and (c.func.attr.value == "step" or script.called(c) == "jax.lax.scan")
             and any(script.definition(arg.value) is function for arg in c.args)
         )
     ]

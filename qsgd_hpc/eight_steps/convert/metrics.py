@@ -178,7 +178,9 @@ def counts(
     summed = [known[name] for name in read if name in known]
     if summed:
         return "batches" if all(s.kind == "count" for s in summed) else "all"
-    if is_literal(node) or read & moved(script, loop):
+    here = script.scope(node) is script.scope(loop.loop)
+    beside = here and script.start(node) > script.start(loop.loop)  # not a name of a comprehension
+    if is_literal(node) or (beside and read & moved(script, loop)):
         return "batches"
     over = iterable(script, loop.loop)
     if over is not None and script.code(over) == f"range({script.code(node)})":
@@ -190,11 +192,13 @@ def counts(
             made = script.value(what)
             loads = isinstance(made, cst.Call) and bool(PARTS.search(script.called(made)))
             name = dotted(what)
-            local = name in own | plan.arrays or loads or "batch" in name
+            same = over is not None and script.code(what) == script.code(over)
+            local = same or name in own | plan.arrays or loads or "batch" in name
             return "batches" if local or name.endswith(".sampler") else "all"
         if isinstance(part, cst.Attribute) and part.attr.value in ("shape", "size"):
             return "batches" if dotted(part.value) in plan.arrays else "all"
-    made = script.value(node)
+    # A count in a dictionary is one of those that it is made from.
+    made = script.value(node.value if isinstance(node, cst.Subscript) else node)
     if made is not node and isinstance(made, cst.BaseExpression) and depth:
         return counts(plan, loop, made, known, depth - 1)
     if dotted(node) or not depth:
@@ -215,6 +219,7 @@ def average_metrics(
     *,
     numbers: bool = False,
     summed: Collection[str] = (),
+    when: str = "",
 ) -> None:
     """Sum the sums of a loop over the ranks, immediately after the loop.
 
@@ -224,6 +229,7 @@ def average_metrics(
         complete_too: whether the same loop also iterates over data that every rank has completely.
         numbers: whether the script computes with numbers only.
         summed: names of metrics that are summed otherwise.
+        when: the condition under which the batches are a rank's own, as Python code; "": always.
     """
     script = plan.script
     found = {each.name: each for each in sums(plan, loop, numbers)}
@@ -252,6 +258,7 @@ def average_metrics(
         plan.todo(loop.loop, f"{name} covers only this rank's batches: average over the ranks.")
     if lines:
         text = "Every rank has summed over its own shard; now sum over all ranks."
+        lines = [f"if {when}:", *(f"    {each}" for each in lines)] if when else lines
         plan.after(loop.loop, *plan.comment(8, text, loop.loop), *lines)
 
 

@@ -77,7 +77,7 @@ class Plan:
         """Names of arrays that contain only a rank's shard."""
         self.parts: set[tuple[cst.CSTNode, str]] = set()
         """The scope and the name of each of them."""
-        self.sharded: set[cst.Call] = set()
+        self.sharded: set[cst.CSTNode] = set()
         """Calls whose data set, or number of batches, is divided among the ranks already."""
         self.written: set[cst.CSTNode] = set()
         """Callbacks that only rank 0 has already, because they write files."""

@@ -12,11 +12,11 @@ from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.opening import import_line
 from qsgd_hpc.eight_steps.convert.plan import HEADER, Edit, Plan
 from qsgd_hpc.eight_steps.convert.records import RUNS, looks, muted, nowhere, record_once
-from qsgd_hpc.eight_steps.outputs import WRITES, opens
+from qsgd_hpc.eight_steps.outputs import WRITES, is_temporary, opens
 from qsgd_hpc.eight_steps.reading import Script, dotted, find, names_in, read
 from qsgd_hpc.errors import UsageError
 
-__all__ = ["guard_outputs", "is_file"]
+__all__ = ["guard_outputs", "is_file", "is_output"]
 
 PRINTS = re.compile(
     r"^(print|tensorflow\.print|pprint\.pprint|sys\.std(out|err)\.(write|flush)"
@@ -48,7 +48,11 @@ def is_output(script: Script, call: cst.Call) -> bool:
     name = script.called(call)
     if name.partition(".")[0] in muted(script) or RUNS.match(name):
         return name.endswith(".login")
-    if PRINTS.match(name) or SAVES.match(name):
+    if PRINTS.match(name):
+        return True
+    if is_temporary(script, *call.args):
+        return False
+    if SAVES.match(name):
         return True
     if not isinstance(call.func, cst.Attribute) or script.definition(call) is not None:
         return False

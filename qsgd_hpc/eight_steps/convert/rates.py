@@ -152,7 +152,8 @@ def steps_of(
         loaded: whether the loops iterate over loaders, perhaps by other names.
         unsized: names of objects without a length.
     """
-    counts = [(f"len({name})", frozenset({name})) for name in loaders if name not in unsized]
+    known = [name for name in loaders if name not in unsized]
+    counts = [(f"len({name})", frozenset({name.partition("[")[0]})) for name in known]
     for each in loops if counts or loaded else ():
         over = set(_names_along(script, each)) - unsized
         counts += [(f"len({name})", frozenset({name})) for name in sorted(over)]

@@ -17,11 +17,17 @@ __all__ = ["is_dataset", "pin_lines", "pin_tensorflow", "shard_dataset", "takes"
 
 SOURCE = re.compile(r"^tensorflow\.data\.Dataset\.from_tensor_slices$")
 DATASET = re.compile(
-    r"^(tensorflow\.data\.|tensorflow_datasets\.|keras\.utils\.\w+_dataset_from)"
+    r"^(tensorflow\.data\.|tensorflow_datasets\.|(tensorflow\.)?keras\.\w[\w.]*_dataset_from_)"
     r"|tensorflow\.data\.Dataset|\.from_tensor_slices\("
+)
+# Data sets that a library reads: of batches, and with attributes such as class_names.
+READ = re.compile(
+    r"^tensorflow_datasets\.load$"
+    r"|\.((image|text|audio)_dataset_from_directory|timeseries_dataset_from_array)$"
 )
 CHAINED = re.compile(r"((?:\r\n?|\n)[ \t]*)\.")
 TEXT = "A shard before shuffling and batching, of equal size on all ranks."
+READ_TEXT = "A shard of what all ranks read in the same order, of equal size on all ranks."
 SEQUENCES = "A shard of the sequences, before shuffling, of equal size on all ranks."
 BEHIND = "A shard of this part, which all ranks split off alike, of equal size on all ranks."
 
@@ -37,7 +43,8 @@ def chain(node: cst.BaseExpression | None) -> list[cst.Call]:
 
 def is_dataset(script: Script, node: cst.BaseExpression) -> bool:
     """Return whether an expression is a data set of TensorFlow, as far as the text shows."""
-    return any(DATASET.search(script.qualified(each)) for each in sources(script, node))
+    named = any(DATASET.search(script.qualified(each)) for each in sources(script, node))
+    return named or bool(origins(script, node) or _read_by(script, node))  # of long chains
 
 
 def origins(script: Script, node: cst.BaseExpression, depth: int = 8) -> list[cst.Call]:
@@ -138,6 +145,67 @@ def _split_alike(plan: Plan, call: cst.Call) -> None:
             plan.todo(each, "give this shuffle() a seed: all ranks must split equally.")
 
 
+def _parts(script: Script, node: cst.BaseExpression) -> tuple[cst.BaseExpression, ...]:
+    """Return the data sets of `Dataset.zip((a, b))` or `as_numpy(a)`, or those of none."""
+    made = sources(script, node)
+    call = made[0] if len(made) == 1 else None
+    first = (chain(call) or [None])[-1]
+    name = script.called(first) if first is not None else ""
+    if first is None or not first.args or not re.search(r"Dataset\.zip$|\.as_numpy$", name):
+        return ()
+    given = first.args[0].value
+    if isinstance(given, cst.Tuple | cst.List):
+        return tuple(each.value for each in given.elements)
+    return tuple(arg.value for arg in first.args)
+
+
+def _read_by(
+    script: Script, node: cst.BaseExpression, depth: int = 8
+) -> tuple[cst.BaseExpression, cst.Call] | None:
+    """Return the name of the data set that a library reads, along a chain, and its call."""
+    bound = script.binding(node) if dotted(node) else None
+    made = bound.value if bound is not None else node
+    if bound is not None and bound.how == "parameter":
+        given = [each for each in script.passed(bound) if each is not None]
+        made = given[0] if len(given) == 1 else None
+    elif bound is not None:
+        read = script.value(made.value) if isinstance(made, cst.Subscript) else made
+        for name in (
+            (read, getattr(script.binding(read), "value", None)) if dotted(read) else [read]
+        ):
+            if isinstance(name, cst.Call) and READ.search(script.called(name)):
+                return node, name
+    calls = chain(made)
+    further = receiver(calls[-1]) if calls else made
+    if further is None or further is node or not depth:
+        return None
+    return _read_by(script, further, depth - 1)
+
+
+def _shard_read(plan: Plan, node: cst.BaseExpression, read: cst.Call, at: cst.CSTNode) -> None:
+    """Shard what a library reads where the chain for training uses it: other uses need all."""
+    script = plan.script
+    if node in plan.sharded:
+        return
+    plan.sharded.add(node)
+    of_files = find(read, "shuffle_files")
+    order = find(read, "shuffle")
+    if of_files is not None:
+        plan.replace(of_files.value, f"{script.operand(of_files.value)} and hvd.size() == 1")
+    elif "_from_directory" in script.called(read) or order is not None:
+        plan.alike = True  # it shuffles before the shard
+        if find(read, "seed") is None:
+            plan.add_argument(read, "seed=None if hvd.size() == 1 else 0")
+    name = script.code(node)
+    shard = f"{name}.shard(hvd.size(), hvd.rank()).take(len({name}) // hvd.size())"
+    if isinstance(at, cst.For | cst.While) and at in script.ancestors(node):
+        outer = (*script.loops(node), at)[-1]
+        plan.step(3, READ_TEXT, outer, f"{name} = {shard}")
+    else:
+        plan.step(3, READ_TEXT, node, once=True)
+        plan.replace(node, shard)
+
+
 def _append_shard(plan: Plan, call: cst.Call, size: str) -> None:
     """Add a shard of equal size to a call, on separate lines if each call of its chain is."""
     _, end = plan.script.span(call)
@@ -159,6 +227,14 @@ def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None
     split = _split(script, node) if found or is_dataset(script, node) else None
     if split is not None:
         _shard_part(plan, *split)
+        return
+    if parts := _parts(script, node):
+        for each in parts:
+            shard_dataset(plan, each, at)
+        return
+    read = _read_by(script, node)
+    if read is not None:
+        _shard_read(plan, *read, at)
         return
     drawn = _iterator(script, node)
     if drawn:
@@ -210,15 +286,17 @@ def _iterator(script: Script, node: cst.BaseExpression) -> str:
 def takes(plan: Plan, node: cst.BaseExpression) -> None:
     """Divide a number of batches to take by the number of ranks."""
     script = plan.script
-    for each in sources(script, node):
-        repeated = any(receiver(call, "repeat") for call in chain(each))
-        for call in chain(each):
-            if receiver(call, "take") and call.args and call not in plan.sharded:
+    for made in sources(script, node):
+        methods = _methods(script, made)
+        for index, (name, call) in enumerate(methods):
+            if name != "take" or not call.args or call in plan.sharded:
+                continue
+            repeated = any(further == "repeat" for further, _ in methods[index:])
+            if repeated or script.loops(call) or call is made:
                 count = call.args[0].value
-                if repeated or script.loops(call) or any(a is call for a in sources(script, node)):
-                    plan.sharded.add(call)
-                    plan.replace(count, f"{script.operand(count)} // hvd.size()")
-                    plan.step(3, words.FEWER, call)
+                plan.sharded.add(call)
+                plan.replace(count, f"{script.operand(count)} // hvd.size()")
+                plan.step(3, words.FEWER, call)
 
 
 def pin_tensorflow(tf: str) -> list[str]:

@@ -10,8 +10,9 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, sources
 from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
+from qsgd_hpc.eight_steps.convert.phases import Fed, comprehension, fed
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import Script, dotted, find
+from qsgd_hpc.eight_steps.reading import Script, dotted, find, names_in
 
 __all__ = ["Loaders", "find_loaders", "seeding", "set_epochs", "shard_loaders"]
 
@@ -27,12 +28,16 @@ class Loaders:
     """The loaders of a script: those for training, those of each loop, and all."""
 
     train: tuple[cst.Call, ...]
-    fed: tuple[tuple[TrainLoop, tuple[cst.Call, ...]], ...]
+    fed: tuple[Fed, ...]
     all: tuple[cst.Call, ...]
 
     def names(self, script: Script) -> tuple[str, ...]:
-        """Return the names of the loaders for training."""
-        return tuple(name for name in (script.target(call) for call in self.train) if name)
+        """Return the names of the loaders for training, such as `loaders["train"]`."""
+        found = [script.target(call) for call in self.train]
+        for call in self.train:
+            phases, made = comprehension(script, call), script.target(script.parents[call])
+            found += [f"{made}[{phases.training}]"] if phases is not None and made else []
+        return tuple(name for name in found if name)
 
     def unsized(self, script: Script) -> frozenset[str]:
         """Return the names of the loaders whose number of batches is unknown."""
@@ -81,19 +86,19 @@ def may_shuffle(script: Script, call: cst.Call) -> bool:
 def find_loaders(script: Script, loops: Sequence[TrainLoop]) -> Loaders:
     """Return the loaders of the training loops; of several in one loop, those that shuffle."""
     every = tuple(c for c in script.calls if LOADER.match(script.called(c)))
-    fed: list[tuple[TrainLoop, tuple[cst.Call, ...]]] = []
+    found = tuple(fed(script, loop, every) for loop in loops)
     certain: list[cst.Call] = []
-    for loop in loops:
-        over = iterable(script, loop.loop)
-        made = sources(script, over) if over is not None else ()
-        calls = tuple(call for call in every if any(call is m for m in made))
-        fed.append((loop, calls))
+    for each in found:
+        loop, calls = each.loop, each.calls
+        if each.train:
+            certain += each.train
+            continue
         drawn = tuple(c for c in every if any(c is m for m in _drawn(script, loop)))
         certain += calls if len(calls) == 1 else [c for c in calls if draws(script, c)]
         alone = len(drawn) == 1 and not calls
         certain += drawn if alone else [c for c in drawn if draws(script, c)]
     train = tuple(dict.fromkeys(certain)) or tuple(c for c in every if draws(script, c))
-    return Loaders(train, tuple(fed), every)
+    return Loaders(train, found, every)
 
 
 def _drawn(script: Script, loop: TrainLoop) -> list[cst.BaseExpression]:
@@ -146,9 +151,11 @@ def _reason_against(script: Script, call: cst.Call) -> str:
         return "it has a sampler of its own"
     if any(a.star for a in call.args) and not (_always_shuffles(call) or _only_options(call)):
         return "its arguments are not written here"
-    if any(isinstance(a, cst.CompFor | cst.Lambda) for a in script.ancestors(call)) or any(
-        isinstance(a, cst.BaseComp) for a in script.ancestors(call)
-    ):
+    phases, data = comprehension(script, call), find(call, "dataset", 0)
+    indexed = isinstance(data.value, cst.Subscript) and dotted(data.value.value) if data else ""
+    plain = phases is not None and indexed and own is None and not options_of(call)
+    around = (cst.CompFor, cst.Lambda, cst.BaseComp)
+    if not plain and any(isinstance(a, around) for a in script.ancestors(call)):
         return "it is made in a comprehension"
     if _stream_of(script, call) is not None:
         return "an iterable data set has to divide itself among the ranks"
@@ -205,7 +212,10 @@ def _shard(plan: Plan, call: cst.Call) -> None:
     stem = _fresh(script, stem)
     data = script.code(given.value)
     lines = plan.comment(3, TEXT, call)
-    if not dotted(given.value):
+    phases = comprehension(script, call)
+    if phases is not None:
+        data = f"{data.partition('[')[0]}[{phases.training}]"
+    elif not dotted(given.value):
         lines.append(f"{stem}_samples = {data}")
         data = f"{stem}_samples"
         plan.replace(given.value, data)
@@ -219,6 +229,8 @@ def _shard(plan: Plan, call: cst.Call) -> None:
     order = find(call, "shuffle", 2)
     shuffle = script.code(order.value) if order is not None else "False"
     several, drawn = "hvd.size() > 1", shuffle
+    if phases is not None and phases.variable in shuffle:
+        drawn = "True"
     if len(script.calls_of(script.function(call))) > 1:  # for training and for tests
         if order is not None and _tells_training(script, order.value):
             several, drawn = f"{several} and {script.operand(order.value)}", "True"
@@ -231,12 +243,13 @@ def _shard(plan: Plan, call: cst.Call) -> None:
         f"if {several}:",
         *_distributed(script, sampler, data, drawn),
     )
-    if order is None or shuffle == "False":
-        _give_sampler(plan, call, sampler)
-    else:
+    if order is not None and shuffle != "False":
         alone = f"{sampler} is None"
-        plan.replace(order.value, alone if shuffle == "True" else f"{alone} and {shuffle}")
-        _give_sampler(plan, call, sampler)
+        compared = isinstance(order.value, cst.Comparison)
+        also = f"{alone} and {shuffle if compared else script.operand(order.value)}"
+        plan.replace(order.value, alone if shuffle == "True" else also)
+    own = f"{sampler} if {phases.is_training} else None" if phases is not None else sampler
+    _give_sampler(plan, call, own)
 
 
 def _tells_training(script: Script, order: cst.BaseExpression) -> bool:
@@ -321,30 +334,36 @@ def set_epochs(plan: Plan, loaders: Loaders) -> None:
     """Let the samplers draw a new order in each epoch, equal on every rank."""
     script = plan.script
     is_set = False
-    for loop, calls in loaders.fed:
+    for each in loaders.fed:
+        loop, calls = each.loop, each.calls
         shuffled = [c for c in calls if c in loaders.train and may_shuffle(script, c)]
         over = iterable(script, loop.loop)
         unseen = not calls and any(may_shuffle(script, c) for c in loaders.train)
-        if not (shuffled or unseen) or over is None or not dotted(over):
+        by_key = isinstance(over, cst.Subscript) and bool(each.train)
+        if not (shuffled or unseen) or over is None or not (dotted(over) or by_key):
             continue
         is_set = True
-        loader = dotted(over)
+        loader = script.code(over)
         epoch = _epoch(script, loop) or f"{loader}.sampler.epoch + 1"
-        test = "hvd.size() > 1"
+        test = "hvd.size() > 1" + (f" and {each.when}" if each.when else "")
         refused = any(_reason_against(script, c) for c in shuffled)  # and has no such sampler yet
-        if unseen or refused or len(shuffled) < len(calls):  # the loader may be one for testing
+        several = len(shuffled) < len(calls) and not each.when
+        if unseen or refused or several:  # the loader may be one for testing
             test = f'hasattr(getattr({loader}, "sampler", None), "set_epoch")'
         text = "A new order in each epoch, the same on every rank."
         lines = (f"if {test}:", f"    {loader}.sampler.set_epoch({epoch})")
         plan.step(3, text, loop.loop, *lines)
     if not is_set and any(may_shuffle(script, call) for call in loaders.train):
-        loop = loaders.fed[0][0]
+        loop = loaders.fed[0].loop
         plan.todo(loop.loop, "sampler.set_epoch(epoch) before each epoch; else all have one order.")
 
 
 def _epoch(script: Script, loop: TrainLoop) -> str:
     """Return the variable that counts epochs around a loop, "" if there is none."""
-    outer = loop.epochs
+    outer, over = loop.epochs, iterable(script, loop.loop)
+    by_key = isinstance(over, cst.Subscript) and isinstance(outer, cst.For)
+    if by_key and dotted(outer.target) in names_in(over):  # a loop over phases in that over epochs
+        outer = next(iter(script.loops(outer)), None)
     if isinstance(outer, cst.For) and isinstance(outer.target, cst.Name):
         over = iterable(script, outer)
         if isinstance(over, cst.Call) and script.called(over) == "range":

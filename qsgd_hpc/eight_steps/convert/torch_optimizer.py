@@ -9,7 +9,13 @@ from dataclasses import dataclass
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import words
-from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, last_with_call, training
+from qsgd_hpc.eight_steps.convert.loops import (
+    TrainLoop,
+    iterable,
+    last_with_call,
+    sources,
+    training,
+)
 from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import WIDTH, Plan
 from qsgd_hpc.eight_steps.convert.rates import TORCH_RATES, Steps, scale, torch_rates
@@ -71,7 +77,11 @@ def models(script: Script, call: cst.Call) -> tuple[list[str], str]:
         return [], ""
     expression = script.value(given.value)
     names: list[str] = []
-    for node in script.inside(expression):
+    listed = dotted(given.value)
+    appends = (c for c in script.calls if listed and dotted(receiver(c, "append")) == listed)
+    loops = (each for call in appends for each in script.loops(call))
+    origins = (each.iter for each in loops if isinstance(each, cst.For))
+    for node in (n for each in (expression, *origins) for n in script.inside(each)):
         names.append(dotted(receiver(node, "parameters", "named_parameters")))
     names = list(dict.fromkeys(n for n in names if n))
     code = script.code(expression)
@@ -120,12 +130,19 @@ def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) 
             warm_up(plan, each.target, each.statement, steps, len(found) == 1)
         _broadcast(plan, each, names, trained)
     _draw_unlike(plan, found, trained)
-    if len(found) > 1 and not in_turns:
+    if len(found) > 1 and not in_turns and not _one_by_one(script, found):
         plan.todo(
             found[0].statement,
             "several optimizers: check that each wraps its own parameters, and that a loss reaches "
             "those of one optimizer only (requires_grad_(False) excludes the others).",
         )
+
+
+def _one_by_one(script: Script, found: Sequence[Made]) -> bool:
+    """Return whether the same step serves all optimizers, of which its function has one."""
+    used = [stepped(call) for call in script.calls if _is_step(script, call)]
+    served = {source for node in used[:1] for source in sources(script, node)}
+    return len(used) == 1 and all(call in served for each in found for call in each.calls)
 
 
 def _scale(plan: Plan, call: cst.Call) -> None:

@@ -15,13 +15,14 @@ from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, 
 from qsgd_hpc.eight_steps.convert.loops import (
     TrainLoop,
     reaching,
+    sources,
     subscripted,
     train_loops,
     training,
 )
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
+from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs, is_output
 from qsgd_hpc.eight_steps.convert.rates import steps_of
 from qsgd_hpc.eight_steps.convert.torch_data import Loaders
 from qsgd_hpc.eight_steps.convert.torch_optimizer import (
@@ -30,6 +31,7 @@ from qsgd_hpc.eight_steps.convert.torch_optimizer import (
     models,
     optimizers,
 )
+from qsgd_hpc.eight_steps.outputs import is_temporary
 from qsgd_hpc.eight_steps.reading import (
     Script,
     argument,
@@ -79,8 +81,8 @@ def convert_torch(plan: Plan) -> None:
         if by_hand or not others:
             plan.todo(loops[0].loop, text)
         plan.todo(loops[0].loop, "broadcast parameters and optimizer state before the first step.")
-    for loop, calls in loaders.fed:
-        average_metrics(plan, loop, len(calls) > 1)
+    for each in loaders.fed:
+        average_metrics(plan, each.loop, each.tests, when=each.when)
     _share_running_averages(plan, loops)
     _average_before_clipping(plan, others if made else None)
     _any_gpu(plan)
@@ -134,11 +136,13 @@ def _wait_for_files(plan: Plan, trained: Sequence[cst.CSTNode]) -> None:
     script = plan.script
     if not any(script.called(call) == "torch.save" for call in script.calls):
         return
+    own = any(is_output(script, c) for c in script.calls if script.called(c) == "torch.save")
     for call in script.calls:
-        if script.called(call).startswith("tempfile."):
+        if own and script.called(call).startswith("tempfile."):
             plan.todo(call, "each rank has another temporary folder; rank 0 writes to its own.")
     loads = [call for call in script.calls if script.called(call) == "torch.load"]
-    wait_behind(plan, loads, trained, "hvd.barrier()")
+    shared = [call for call in loads if not is_temporary(script, *call.args)]
+    wait_behind(plan, shared, trained, "hvd.barrier()")
 
 
 def _open(plan: Plan) -> None:
@@ -268,12 +272,11 @@ def _share_running_averages(plan: Plan, loops: Sequence[TrainLoop]) -> None:
         NORMS.search(script.qualified(c.func)) or NORMS.search(dotted(c.func)) for c in script.calls
     ):
         return
-    names = [name for call in optimizers(script) for name in models(script, call)[0]]
+    names, made = _normalised(script)
     for loop in loops:
-        used = {
-            dotted(n) for n in script.inside(loop.loop) if isinstance(n, cst.Name | cst.Attribute)
-        }
-        found = list(dict.fromkeys(name for name in names if name in used))
+        used = (n for n in script.inside(loop.loop) if isinstance(n, cst.Name | cst.Attribute))
+        own = (n for n in used if dotted(n) in names or made & {*sources(script, n)})
+        found = list(dict.fromkeys(dotted(n) for n in own))
         if not found:
             plan.todo(loop.loop, "broadcast the buffers of batch normalisation after each epoch.")
             continue
@@ -286,6 +289,24 @@ def _share_running_averages(plan: Plan, loops: Sequence[TrainLoop]) -> None:
                 for model in found
             ),
         )
+
+
+def _normalised(script: Script) -> tuple[set[str], set[cst.CSTNode]]:
+    """Return the models of the optimizers, and those that they train a part of.
+
+    Returns:
+        Their names, and what makes them: a loop's function may have a model as its parameter.
+    """
+    names: set[str] = set()
+    made: set[cst.CSTNode] = set()
+    for call in optimizers(script):
+        given, own = find(call, "params", 0), {*models(script, call)[0]}
+        own |= {name.rpartition(".")[0] for name in own} - {"", "self"}
+        nodes = script.inside(script.value(given.value)) if given is not None else ()
+        used = (n for n in nodes if isinstance(n, cst.Name | cst.Attribute) and dotted(n) in own)
+        made |= {s for n in used for s in sources(script, n) if isinstance(s, cst.Call)}
+        names |= own
+    return names, made
 
 
 # The number of steps of a schedule: the argument's name and position.
@@ -321,10 +342,10 @@ def _steps_with_batches(plan: Plan, loaders: Loaders, schedule: str) -> bool:
     script = plan.script
     steps = [c for c in script.calls if script.code(c.func) == f"{schedule}.step" != ".step"]
     return any(
-        loop.loop in script.ancestors(step)
+        each.loop.loop in script.ancestors(step)
         for step in steps
-        for loop, calls in loaders.fed
-        if set(calls) & set(loaders.train) or set(subscripted(script, loop.loop)) & plan.arrays
+        for each in loaders.fed
+        if {*each.calls} & {*loaders.train} or {*subscripted(script, each.loop.loop)} & plan.arrays
     )
 
 
