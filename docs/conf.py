@@ -53,9 +53,9 @@ nitpick_ignore_regex = [
     # Not public: a base class, a function of Python's private modules.
     ("py:.*", r"qsgd_hpc\.(.*\.)?_(?!handle).*"),
     # Described under the names by which the framework modules export them.
-    ("py:class", r"qsgd_hpc\.frameworks\.(compressors\.NoneCompressor|sampler\.ElasticShares)"),
+    ("py:class", r"qsgd_hpc\.frameworks\.(compressors\.NoneCompressor|parts\.ElasticShares)"),
     # What quantize_fsdp hands to QuantizedShards, which nobody else makes.
-    ("py:class", r"qsgd_hpc\.torch\.fsdp\.collectives\.(ShardedModule|Traffic)"),
+    ("py:class", r"qsgd_hpc\.torch\.fsdp\.collectives\.(ShardedModule|Traffic|QSGD\w+)"),
 ]
 
 # It needs a numpy that is too old for the other frameworks; those must be installed.
