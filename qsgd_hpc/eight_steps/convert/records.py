@@ -56,7 +56,7 @@ WRITERS = (
     Choice(re.compile(r"^logging\.(handlers\.)?\w*FileHandler$"), "filename", 0, NOWHERE),
     Choice(re.compile(r"^logging\.basicConfig$"), "filename", -1, NOWHERE),
 )
-FILES = (Choice(OPEN, "file", 0, NOWHERE), Choice(RECORDS, "path", 0, NOWHERE))
+FILE, RECORD = Choice(OPEN, "file", 0, NOWHERE), Choice(RECORDS, "path", 0, NOWHERE)
 ELSEWHERE = f'{TEMPORARY} + "/other"'  # these libraries cannot write to the null device
 RUNS = re.compile(r"^mlflow\.(start_run|end_run|set_experiment|create_experiment|active_run)$")
 
@@ -108,8 +108,7 @@ def nowhere(plan: Plan, call: cst.Call) -> None:
         named = call.args[0].keyword.value if call.args[0].keyword is not None else ""
         _choose(plan, call, Choice(ARRAYS, named, 0, ELSEWHERE))
     else:
-        records = RECORDS.match(plan.script.called(call)) is not None
-        _choose(plan, call, FILES[records])
+        _choose(plan, call, RECORD if RECORDS.match(plan.script.called(call)) else FILE)
 
 
 def _choose(plan: Plan, call: cst.Call, choice: Choice) -> None:

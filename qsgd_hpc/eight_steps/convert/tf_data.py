@@ -170,11 +170,10 @@ def _read_by(
         made = given[0] if len(given) == 1 else None
     elif bound is not None:
         read = script.value(made.value) if isinstance(made, cst.Subscript) else made
-        for name in (
-            (read, getattr(script.binding(read), "value", None)) if dotted(read) else [read]
-        ):
-            if isinstance(name, cst.Call) and READ.search(script.called(name)):
-                return node, name
+        named = script.binding(read) if dotted(read) else None
+        for call in (read, named.value if named is not None else None):
+            if isinstance(call, cst.Call) and READ.search(script.called(call)):
+                return node, call
     calls = chain(made)
     further = receiver(calls[-1]) if calls else made
     if further is None or further is node or not depth:
