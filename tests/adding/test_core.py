@@ -61,8 +61,8 @@ ROUNDS = """def _through_first(ranks: int, tensors: Tensors, _: Coding | None) -
     first = np.zeros_like(others)
     sizes = np.full(len(others), sum(count for count, _ in tensors) * FLOAT_BYTES)
     return (
-        Phase("gather", 1, lambda i: Messages(others, first, sizes), pattern="to first"),
-        Phase("scatter", 1, lambda i: Messages(first, others, sizes), pattern="from first"),
+        Phase(1, lambda i: Messages(others, first, sizes), pattern="to first"),
+        Phase(1, lambda i: Messages(first, others, sizes), pattern="from first"),
     )
 
 
