@@ -21,9 +21,10 @@ import copy
 import functools
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +90,34 @@ class _CapturedTree:
         ]
         return jax.tree_util.tree_unflatten(structure, leaves)
 
+    def difference(self, present: Any) -> str:
+        """Name the first array whose shape differs from ``present``'s; empty if none does.
+
+        A tree without arrays is one that the script has not made yet.
+        """
+        present = _by_path(present)
+        here = {
+            path: integers_of(leaf).shape
+            for path, leaf in present.items()
+            if isinstance(leaf, jax.Array)
+        }
+        paths = present if self.numbers is None else _by_path(self.numbers)
+        there = {
+            path: leaf.values.shape
+            for path, leaf in zip(paths, self.leaves, strict=False)
+            if isinstance(leaf, _Captured)
+        }
+        for path in {**here, **there} if here else {}:
+            if here.get(path) != there.get(path):
+                stored, made = (of.get(path, "no array") for of in (there, here))
+                return f"{path} is {stored} in the file, {made} in the script"
+        return ""
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in paths}
+
 
 class _TreePart(ValuePart):
     """A pytree of JAX arrays and other leaves, or a plain value."""
@@ -124,6 +153,20 @@ class JaxState(State):
     def _part(self, value: Any) -> Part:
         part = super()._part(value)
         return _TreePart(value) if type(part) is ValuePart else part
+
+    def _load(self, stream: BinaryIO) -> Any:
+        content = super()._load(stream)
+        for name, captured in content["parts"].items():
+            if name not in self._parts or not isinstance(captured, _CapturedTree):
+                continue
+            if difference := captured.difference(self._parts[name].value):
+                print(
+                    f"qsgd-hpc: {name}{difference}. The training goes on with the file's. If the "
+                    "model has changed, remove the file to start from the beginning",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        return content
 
 
 def run(

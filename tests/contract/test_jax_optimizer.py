@@ -295,6 +295,30 @@ def test_an_elastic_state_holds_trees_with_functions_in_their_structure(tmp_path
     assert again.train.apply(3) == 3
 
 
+def test_a_resumed_state_whose_arrays_have_other_shapes_is_reported(tmp_path, capfd):
+    file = hvd.broadcast_object(tmp_path / "commits")
+
+    def state(width, **more):
+        made = hvd.elastic.JaxState(params={"w": jnp.ones((2, width)), **more}, key=None)
+        made.keep_in(file)
+        return made
+
+    state(3, b=jnp.ones(3)).commit()
+    for again, difference in (
+        (state(3, b=jnp.ones(3)), ""),
+        (state(4, b=jnp.ones(4)), "params['b'] is (3,) in the file, (4,) in the script"),
+        (state(3), "params['b'] is (3,) in the file, no array in the script"),
+    ):
+        capfd.readouterr()
+        assert again.resume()
+        again.sync()
+        assert again.params["w"].shape == (2, 3)
+        told = capfd.readouterr().err
+        if hvd.rank() == 0:
+            assert ("remove the file" in told) == bool(difference)
+            assert difference in told
+
+
 @needs_ranks(2)
 def test_elastic_training_returns_to_its_last_commit():
     optimizer = hvd.DistributedOptimizer(optax.sgd(0.1))
