@@ -71,10 +71,8 @@ told["left"] = {"epochs": [meter.epoch(train_loss=math.nan)], "final": meter.fin
 
 del os.environ["QSGD_RECORDS"]
 meter = Meter(hvd)
-begin = time.perf_counter()
-for _ in meter.steps(range(20000)):
+for _ in meter.steps(range(200)):
     pass
-told["cost_s"] = (time.perf_counter() - begin) / 20000
 told["unrecorded"] = {"final": meter.final(test_accuracy=0.5)}
 print(json.dumps(told))
 """
@@ -243,12 +241,7 @@ def test_a_loss_that_is_not_a_number_is_recorded_as_such(folder: Path) -> None:
 
 def test_without_records_the_numbers_are_returned_all_the_same(told: dict[str, Any]) -> None:
     final = told["unrecorded"]["final"]
-    assert final["steps"] == 20000 and final["test_accuracy"] == 0.5 and final["throughput"] > 0
-
-
-def test_a_step_costs_little_to_measure(told: dict[str, Any]) -> None:
-    """It takes 4 us here; the bound leaves room for a machine that does other things, too."""
-    assert told["cost_s"] < 100e-6
+    assert final["steps"] == 200 and final["test_accuracy"] == 0.5 and final["throughput"] > 0
 
 
 def test_importing_the_meter_loads_neither_a_framework_nor_the_engine() -> None:
