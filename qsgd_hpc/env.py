@@ -463,7 +463,8 @@ def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
         try:
             value = (source.parse or row.parse)(text)
         except ValueError as error:
-            raise UsageError(f"{source.name}={text!r}: {error}. Meaning: {row.what}.") from None
+            meaning = "Meaning" if source.name == name else f"It sets {name}"
+            raise UsageError(f"{source.name}={text!r}: {error}. {meaning}: {row.what}.") from None
         if value is not None or source.name == name:
             return value
     if row.horovods is not None and "horovod" in sys.modules:

@@ -70,6 +70,8 @@ class ProcessSet:
 
 
 def _checked(ranks: Iterable[int]) -> tuple[int, ...]:
+    if not isinstance(ranks, Iterable):
+        raise UsageError(f"ProcessSet({ranks!r}): pass a list of ranks")
     given = list(ranks)
     wrong = [r for r in given if not isinstance(r, Integral) or isinstance(r, bool) or r < 0]
     if not given or wrong or len(set(given)) < len(given):

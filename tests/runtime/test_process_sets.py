@@ -25,6 +25,8 @@ def test_ranks_are_kept_ascending():
 def test_ranks_that_cannot_be_are_named(wrong):
     with pytest.raises(UsageError, match=r"ProcessSet\(\[.*each once"):
         ProcessSet(wrong)
+    with pytest.raises(UsageError, match=r"ProcessSet\(3\): pass a list"):
+        ProcessSet(3)
 
 
 def test_unregistered_set_knows_only_its_ranks():
