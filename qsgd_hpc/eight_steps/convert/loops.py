@@ -15,7 +15,6 @@ __all__ = [
     "batches_of",
     "behind",
     "callers",
-    "calls_of",
     "iterable",
     "last_with_call",
     "reaching",
