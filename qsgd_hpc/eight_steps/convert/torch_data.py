@@ -128,7 +128,7 @@ def may_shuffle(script: Script, call: cst.Call) -> bool:
 def find_loaders(script: Script, loops: Sequence[TrainLoop]) -> Loaders:
     """Return the loaders of the training loops; of several in one loop, those that shuffle."""
     every = tuple(c for c in script.calls if LOADER.match(script.called(c)))
-    found = tuple(feed(script, loop, every) for loop in loops)
+    found = tuple(loaders_of(script, loop, every) for loop in loops)
     certain: list[cst.Call] = []
     for each in found:
         loop, calls = each.loop, each.calls
@@ -168,7 +168,7 @@ def comprehension(script: Script, call: cst.CSTNode) -> Phases | None:
     return Phases(dotted(each.target), script.code(found[0])) if len(found) == 1 else None
 
 
-def feed(script: Script, loop: TrainLoop, loaders: Sequence[cst.Call]) -> Fed:
+def loaders_of(script: Script, loop: TrainLoop, loaders: Sequence[cst.Call]) -> Fed:
     """Return a training loop with its loaders."""
     over = iterable(script, loop.loop)
     calls: list[cst.CSTNode] = []
