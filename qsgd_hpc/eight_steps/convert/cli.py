@@ -10,9 +10,8 @@ import click
 import libcst as cst
 
 from qsgd_hpc.eight_steps.check import Severity, check
-from qsgd_hpc.eight_steps.convert import words
-from qsgd_hpc.eight_steps.convert.conversion import FRAMEWORKS, Conversion
-from qsgd_hpc.eight_steps.convert.conversion import convert as converted
+from qsgd_hpc.eight_steps.convert import FRAMEWORKS, Conversion, words
+from qsgd_hpc.eight_steps.convert import convert as converted
 from qsgd_hpc.eight_steps.convert.plan import TODO, WIDTH, Plan, apply
 from qsgd_hpc.eight_steps.lines import lines as split
 from qsgd_hpc.eight_steps.reading import parse, source
