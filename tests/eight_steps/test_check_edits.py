@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qsgd_hpc.eight_steps.check import check
+from qsgd_hpc.eight_steps.check import check, corrected, fix
 from qsgd_hpc.eight_steps.check.edits import (
     add_argument,
     apply,
@@ -20,7 +20,6 @@ from qsgd_hpc.eight_steps.check.edits import (
     replace,
 )
 from qsgd_hpc.eight_steps.check.finding import Edit
-from qsgd_hpc.eight_steps.check.fixing import corrected, fix
 from qsgd_hpc.eight_steps.lines import diff
 from qsgd_hpc.eight_steps.reading import parse
 
