@@ -25,7 +25,6 @@ from qsgd_hpc.eight_steps.check import (
     optimizer,
     saving,
     start,
-    uncalled,
 )
 from qsgd_hpc.eight_steps.check.edits import apply
 from qsgd_hpc.eight_steps.check.facts import facts
@@ -35,7 +34,7 @@ from qsgd_hpc.errors import UsageError
 
 __all__ = ["RULES", "Edit", "Finding", "Fixed", "Rule", "Severity", "check", "examine", "fix"]
 
-PARTS = (start, uncalled, data, optimizer, broadcast, saving, metrics, deadlock, keras3)
+PARTS = (start, data, optimizer, broadcast, saving, metrics, deadlock, keras3)
 
 
 def check(script: Script) -> tuple[Finding, ...]:
