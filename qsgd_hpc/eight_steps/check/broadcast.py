@@ -10,7 +10,7 @@ from qsgd_hpc.eight_steps.check.edits import add_argument, insert_after
 from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
 from qsgd_hpc.eight_steps.check.optimizer import OTHER_WAYS, TAPES, WRAPPERS, constructors
-from qsgd_hpc.eight_steps.check.ranks import guarded
+from qsgd_hpc.eight_steps.check.reach import guarded
 from qsgd_hpc.eight_steps.reading import Framework, Script, argument, dotted, receiver
 
 __all__ = ["check"]

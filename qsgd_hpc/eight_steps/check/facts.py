@@ -10,8 +10,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.check.finding import BY_ID, Edit, Finding, Severity
 from qsgd_hpc.eight_steps.check.helpers import Helpers, api_names, helpers
-from qsgd_hpc.eight_steps.check.ranks import guarded, left_before
-from qsgd_hpc.eight_steps.check.reach import Reach, reach
+from qsgd_hpc.eight_steps.check.reach import Reach, guarded, left_before, reach
 from qsgd_hpc.eight_steps.reading import Branch, Framework, Loop, Script, argument
 
 __all__ = ["COLLECTIVES", "Event", "Facts", "facts", "trace"]
