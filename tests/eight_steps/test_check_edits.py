@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qsgd_hpc.eight_steps.check import check, corrected, fix
-from qsgd_hpc.eight_steps.check.edits import (
+from qsgd_hpc.eight_steps.check.finding import (
+    Edit,
     add_argument,
     apply,
     guard,
@@ -19,7 +20,6 @@ from qsgd_hpc.eight_steps.check.edits import (
     insert_before,
     replace,
 )
-from qsgd_hpc.eight_steps.check.finding import Edit
 from qsgd_hpc.eight_steps.lines import diff
 from qsgd_hpc.eight_steps.reading import parse
 

@@ -26,9 +26,8 @@ from qsgd_hpc.eight_steps.check import (
     saving,
     start,
 )
-from qsgd_hpc.eight_steps.check.edits import apply
 from qsgd_hpc.eight_steps.check.facts import facts
-from qsgd_hpc.eight_steps.check.finding import RULES, Edit, Finding, Rule, Severity
+from qsgd_hpc.eight_steps.check.finding import RULES, Edit, Finding, Rule, Severity, apply
 from qsgd_hpc.eight_steps.reading import Script, parse
 from qsgd_hpc.errors import UsageError
 

@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.check.edits import add_argument, insert_after
 from qsgd_hpc.eight_steps.check.facts import Facts
-from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
+from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity, add_argument, insert_after
 from qsgd_hpc.eight_steps.check.optimizer import OTHER_WAYS, TAPES, WRAPPERS, constructors
 from qsgd_hpc.eight_steps.check.reach import guarded
 from qsgd_hpc.eight_steps.reading import Framework, Script, argument, dotted, receiver

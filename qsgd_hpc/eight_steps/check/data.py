@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.check.edits import add_argument, insert_before
 from qsgd_hpc.eight_steps.check.facts import Facts
-from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
+from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity, add_argument, insert_before
 from qsgd_hpc.eight_steps.check.reach import Reach
 from qsgd_hpc.eight_steps.reading import Framework, Loop, argument, dotted, find
 

@@ -8,9 +8,15 @@ from itertools import pairwise
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.check.edits import insert_after, insert_before, replace
 from qsgd_hpc.eight_steps.check.facts import Facts
-from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
+from qsgd_hpc.eight_steps.check.finding import (
+    Edit,
+    Finding,
+    Severity,
+    insert_after,
+    insert_before,
+    replace,
+)
 from qsgd_hpc.eight_steps.reading import (
     Framework,
     argument,

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.check.edits import guard
 from qsgd_hpc.eight_steps.check.facts import Facts
-from qsgd_hpc.eight_steps.check.finding import Edit, Finding
+from qsgd_hpc.eight_steps.check.finding import Edit, Finding, guard
 from qsgd_hpc.eight_steps.check.reach import guarded, is_reference
 from qsgd_hpc.eight_steps.outputs import ARRAYS, RECORDS, WRITES, opens
 from qsgd_hpc.eight_steps.reading import argument, dotted, receiver

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.check.edits import insert_after, insert_before
 from qsgd_hpc.eight_steps.check.facts import COLLECTIVES, Event, Facts
-from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
+from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity, insert_after, insert_before
 from qsgd_hpc.eight_steps.reading import Framework, dotted
 
 __all__ = ["check"]
