@@ -12,8 +12,7 @@ from pathlib import Path
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.frameworks import is_distributed
-from qsgd_hpc.eight_steps.reading import Script, dotted, parse
+from qsgd_hpc.eight_steps.reading import Script, dotted, is_distributed, parse
 from qsgd_hpc.launch.frameworks import FRAMEWORKS
 
 __all__ = ["Helpers", "api_names", "helpers", "own_module"]
