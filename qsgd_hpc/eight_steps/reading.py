@@ -21,7 +21,6 @@ from tokenize import detect_encoding
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
-from qsgd_hpc.eight_steps.lines import without_form_feeds
 from qsgd_hpc.eight_steps.names import (
     Binding,
     Import,
@@ -34,7 +33,14 @@ from qsgd_hpc.eight_steps.names import (
     names_in,
     receiver,
 )
-from qsgd_hpc.eight_steps.tree import Branch, Collector, Loop, Tree, once_per_node
+from qsgd_hpc.eight_steps.tree import (
+    Branch,
+    Collector,
+    Loop,
+    Tree,
+    once_per_node,
+    without_form_feeds,
+)
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.frameworks import FRAMEWORKS
 from qsgd_hpc.launch.program import notebook_fault

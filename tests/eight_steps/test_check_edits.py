@@ -20,8 +20,8 @@ from qsgd_hpc.eight_steps.check.finding import (
     insert_before,
     replace,
 )
-from qsgd_hpc.eight_steps.lines import diff
 from qsgd_hpc.eight_steps.reading import parse
+from qsgd_hpc.eight_steps.tree import diff
 
 
 def changed(text: str, *groups: tuple[Edit, ...]) -> str:

@@ -14,8 +14,8 @@ import click
 from qsgd_hpc import __version__
 from qsgd_hpc.eight_steps.check import RULES, Edit, Finding, Fixed, Rule, Severity, examine, fix
 from qsgd_hpc.eight_steps.check.helpers import helpers
-from qsgd_hpc.eight_steps.lines import diff
 from qsgd_hpc.eight_steps.reading import Script, distributed_without_hvd, read
+from qsgd_hpc.eight_steps.tree import diff
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.words import counted, listing
 

@@ -8,8 +8,8 @@ from enum import Enum
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.lines import margin, starts
 from qsgd_hpc.eight_steps.reading import Script
+from qsgd_hpc.eight_steps.tree import margin, starts
 
 __all__ = [
     "BY_ID",

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from qsgd_hpc.eight_steps import lines
 from qsgd_hpc.eight_steps.convert.jax_script import convert_jax
 from qsgd_hpc.eight_steps.convert.keras_script import convert_keras
 from qsgd_hpc.eight_steps.convert.plan import Note, Plan, apply
@@ -18,6 +17,7 @@ from qsgd_hpc.eight_steps.convert.tf1_script import convert_tf1
 from qsgd_hpc.eight_steps.convert.tf2_script import convert_tf2
 from qsgd_hpc.eight_steps.convert.torch_script import convert_torch
 from qsgd_hpc.eight_steps.reading import Framework, Script, distributed_without_hvd, parse
+from qsgd_hpc.eight_steps.tree import diff as difference
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["FRAMEWORKS", "Conversion", "Note", "convert"]
@@ -69,7 +69,7 @@ class Conversion:
     def diff(self) -> str:
         """Return the changes in the format of `diff -u`."""
         name = str(self.path)
-        return lines.diff(self.before, self.after, name, f"{name} (distributed)")
+        return difference(self.before, self.after, name, f"{name} (distributed)")
 
 
 def convert(

@@ -13,9 +13,9 @@ from qsgd_hpc.eight_steps.check import Severity, check
 from qsgd_hpc.eight_steps.convert import FRAMEWORKS, Conversion, words
 from qsgd_hpc.eight_steps.convert import convert as converted
 from qsgd_hpc.eight_steps.convert.plan import TODO, WIDTH, Plan, apply
-from qsgd_hpc.eight_steps.lines import lines as split
 from qsgd_hpc.eight_steps.reading import parse, source
 from qsgd_hpc.eight_steps.steps import STEPS
+from qsgd_hpc.eight_steps.tree import lines as split
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert", "to_decide"]
