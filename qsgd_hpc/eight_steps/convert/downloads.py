@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import libcst as cst
 
+from qsgd_hpc.eight_steps.check.saving import opens
 from qsgd_hpc.eight_steps.convert.loops import behind
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import is_file
-from qsgd_hpc.eight_steps.outputs import opens
 from qsgd_hpc.eight_steps.reading import DEPTH, Script, dotted, find, receiver
 
 __all__ = ["download_once", "prepare_once", "wait_behind", "wait_for_models"]

@@ -10,10 +10,10 @@ from functools import lru_cache
 import libcst as cst
 
 from qsgd_hpc.eight_steps.check.helpers import own_module
+from qsgd_hpc.eight_steps.check.saving import ARRAYS, OPEN, RECORDS, WRITES, is_temporary, opens
 from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.opening import import_line
 from qsgd_hpc.eight_steps.convert.plan import HEADER, Edit, Plan
-from qsgd_hpc.eight_steps.outputs import ARRAYS, OPEN, RECORDS, WRITES, is_temporary, opens
 from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, names_in, read
 from qsgd_hpc.errors import UsageError
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.check.helpers import own_module
+from qsgd_hpc.eight_steps.check.saving import is_temporary
 from qsgd_hpc.eight_steps.convert import opening, torch_data, words
 from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_behind
@@ -31,7 +32,6 @@ from qsgd_hpc.eight_steps.convert.torch_optimizer import (
     models,
     optimizers,
 )
-from qsgd_hpc.eight_steps.outputs import is_temporary
 from qsgd_hpc.eight_steps.reading import (
     Script,
     argument,
