@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qsgd_hpc.eight_steps.reading import Framework, Script, parse, read
-from qsgd_hpc.eight_steps.steps import STEPS, step
 from qsgd_hpc.errors import UsageError
 
 
@@ -210,8 +209,3 @@ def test_calls_are_where_pythons_parser_has_them(lines, marked):
     )
     assert sorted(found.start(call) for call in found.calls) == expected
     assert all(found.text.startswith("f(", found.offset(place)) for place in expected)
-
-
-def test_the_steps_are_eight():
-    assert [each.number for each in STEPS] == list(range(1, 9))
-    assert step(5).name == "wrap the optimizer"
