@@ -184,9 +184,12 @@ class Script(Tree):
                 return f"{each.module}.{name}"
         return name
 
-    def called(self, call: cst.Call) -> str:
-        """Return the name of the called function: "torch.optim.SGD", "torch.optim.SGD().step"."""
-        return self.qualified(call.func)
+    def called(self, node: cst.CSTNode | None) -> str:
+        """Return the name of the called function: "torch.optim.SGD", "torch.optim.SGD().step".
+
+        "" for nodes that are no calls.
+        """
+        return self.qualified(node.func) if isinstance(node, cst.Call) else ""
 
     @once_per_node
     def api(self, node: cst.CSTNode) -> str:

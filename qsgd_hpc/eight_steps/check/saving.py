@@ -52,7 +52,7 @@ def is_temporary(script: Script, *paths: cst.CSTNode) -> bool:
     pending, seen = [*paths], set[cst.CSTNode]()
     while pending:
         made = script.value(pending.pop())
-        if isinstance(made, cst.Call) and script.called(made).startswith("tempfile."):
+        if script.called(made).startswith("tempfile."):
             return True
         if made not in seen:
             seen.add(made)

@@ -182,7 +182,7 @@ def _data(plan: Plan, fit: cst.Call) -> None:
         plan.replace(steps, f"{script.operand(steps)} // hvd.size()")
     if x is None:
         plan.todo(fit, words.SHARD_IT)
-    elif any(LOADER.match(script.called(c)) for c in sources(script, x) if isinstance(c, cst.Call)):
+    elif any(LOADER.match(script.called(each)) for each in sources(script, x)):
         plan.todo(fit, SAMPLE_IT)
     elif any(_is_sequence(script, each) for each in sources(script, x)):
         plan.todo(fit, SEQUENCE)
@@ -278,8 +278,7 @@ TEXTS = (
 
 def writes(script: Script, node: cst.BaseExpression) -> bool:
     """Return whether an expression is a callback that writes files."""
-    made = script.value(node)
-    return isinstance(made, cst.Call) and bool(WRITERS.search(script.called(made)))
+    return bool(WRITERS.search(script.called(script.value(node))))
 
 
 def _keeps_list(script: Script, fit: cst.Call, fits: Sequence[cst.Call], rate: str) -> bool:
@@ -346,8 +345,7 @@ def _backups(plan: Plan, known: cst.List) -> list[str]:
     elements = list(known.elements)
     for at, element in enumerate(elements):
         given, made = element.value, script.value(element.value)
-        name = script.called(made) if isinstance(made, cst.Call) else ""
-        if not name.endswith(".callbacks.BackupAndRestore"):
+        if not script.called(made).endswith(".callbacks.BackupAndRestore"):
             continue
         found.append(f"*([{script.code(given)}] if hvd.rank() == 0 else [])")
         if given in plan.removed:
@@ -424,7 +422,7 @@ def _appended(plan: Plan, given: cst.BaseExpression) -> None:
 
 def is_optimizer(script: Script, node: cst.CSTNode) -> bool:
     """Return whether an expression makes an optimizer of Keras."""
-    return isinstance(node, cst.Call) and bool(OPTIMIZER.match(script.called(node)))
+    return bool(OPTIMIZER.match(script.called(node)))
 
 
 def scale_optimizer(plan: Plan, call: cst.Call) -> str:

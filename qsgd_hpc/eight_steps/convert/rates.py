@@ -64,11 +64,8 @@ def torch_rates(script: Script, call: cst.Call) -> Iterator[cst.BaseExpression]:
 
 def is_number(script: Script, rate: cst.BaseExpression) -> bool:
     """Return whether a rate is a number, not a schedule, as far as the text shows."""
-    made = script.value(rate)
-    return not (isinstance(made, cst.Call) and "chedule" in script.called(made)) and not (
-        isinstance(made, cst.Call)
-        and script.called(made).rpartition(".")[2].endswith(("Decay", "Restarts", "decay"))
-    )
+    name = script.called(script.value(rate))
+    return "chedule" not in name and not name.endswith(("Decay", "Restarts", "decay"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -478,9 +478,7 @@ def _epoch(script: Script, loop: TrainLoop) -> str:
         outer = next(iter(script.loops(outer)), None)
     if isinstance(outer, cst.For) and isinstance(outer.target, cst.Name):
         over = iterable(script, outer)
-        if isinstance(over, cst.Call) and script.called(over) == "range":
-            return outer.target.value
-        if isinstance(over, cst.Call) and script.called(over).endswith("trange"):
+        if script.called(over) == "range" or script.called(over).endswith("trange"):
             return outer.target.value
     function = script.function(loop.loop)
     if function is not None and not (outer and outer in script.ancestors(loop.loop)):
