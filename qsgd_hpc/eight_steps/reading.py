@@ -203,19 +203,23 @@ class Script(Tree):
         if isinstance(called, cst.Attribute):
             owner = self.own_class(called.value)
             return self._method(owner, called.attr.value) if owner else None
+        made = self._bound_at(called)
+        if isinstance(made, cst.ClassDef):
+            return self._method(made, "__init__")
+        return made if isinstance(made, cst.FunctionDef) else None
+
+    def _bound_at(self, called: cst.CSTNode) -> cst.CSTNode | None:
+        """Return what binds a plain name: the definition of a function or a class, for instance."""
         found = self.binding(called) if isinstance(called, cst.Name) else None
-        if found is not None and isinstance(found.at, cst.ClassDef):
-            return self._method(found.at, "__init__")
-        return found.at if found is not None and isinstance(found.at, cst.FunctionDef) else None
+        return found.at if found is not None else None
 
     def own_class(self, node: cst.CSTNode) -> cst.ClassDef | None:
         """Return the script's own class of an object."""
         if dotted(node) == "self":
             return self.class_of(node)
         made = self.value(node)
-        called = made.func if isinstance(made, cst.Call) else None
-        found = self.binding(called) if isinstance(called, cst.Name) else None
-        return found.at if found is not None and isinstance(found.at, cst.ClassDef) else None
+        owner = self._bound_at(made.func) if isinstance(made, cst.Call) else None
+        return owner if isinstance(owner, cst.ClassDef) else None
 
     def plays(self, call: cst.Call) -> bool:
         """Return whether a call, such as `env.step`, is one of an environment to learn from.
@@ -241,9 +245,9 @@ class Script(Tree):
         """The calls of each of the script's plain functions (methods are not listed)."""
         found: dict[cst.FunctionDef, tuple[cst.Call, ...]] = {}
         for call in self.calls:
-            bound = self.binding(call.func) if isinstance(call.func, cst.Name) else None
-            if bound is not None and isinstance(bound.at, cst.FunctionDef):
-                found[bound.at] = (*found.get(bound.at, ()), call)
+            function = self._bound_at(call.func)
+            if isinstance(function, cst.FunctionDef):
+                found[function] = (*found.get(function, ()), call)
         return found
 
     def callers_of(self, parameter: Binding) -> tuple[cst.Call, ...]:

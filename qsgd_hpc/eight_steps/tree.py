@@ -309,6 +309,15 @@ class Tree:
         sides = {branch.node: branch.taken for branch in self.branches(one)}
         return any(sides.get(b.node, b.taken) != b.taken for b in self.branches(other))
 
+    def precedes(self, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+        """Return whether a node is above another in its function, and runs whenever that runs."""
+        sides = {branch.node: branch.taken for branch in self.branches(other)}
+        return (
+            self.function(one) is self.function(other)
+            and self.start(one) < self.start(other)
+            and all(sides.get(b.node) == b.taken for b in self.branches(one))
+        )
+
 
 def repeats(loop: Loop, child: cst.CSTNode) -> bool:
     """Return whether a loop repeats this child: its body, and a while's condition."""

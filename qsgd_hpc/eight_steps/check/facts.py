@@ -120,10 +120,6 @@ class Facts:
             return True
         return any(next(left_before(self.script, site), None) for site in event.sites())
 
-    def runs(self, call: cst.Call) -> Iterator[Event]:
-        """Yield the events of one call."""
-        return (each for each in self.events if each.call is call)
-
     @cached_property
     def collective_functions(self) -> dict[cst.FunctionDef, str]:
         """The script's own functions that call a collective, and its name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import libcst as cst
 
@@ -439,7 +440,7 @@ def turns(
         Empty if that is not certain, or if all optimizers step together.
     """
     backward = [call for call in script.calls if script.called(call).endswith(".backward")]
-    steps = [c for c in script.calls if _method(c) == "step" and dotted(stepped(c)) in owned]
+    steps = [c for c in script.calls if receiver(c, "step") and dotted(stepped(c)) in owned]
     events = sorted((*backward, *steps), key=script.start)
     places = {(script.function(each), script.loops(each)[:1]) for each in events}
     if len(places) != 1 or {dotted(stepped(each)) for each in steps} != {*owned}:
@@ -471,17 +472,9 @@ def separate(plan: Plan, found: Sequence[Turn], owned: Mapping[str, Sequence[str
         plan.add_argument(turn.backward, f"inputs=[p for {origin} if p.requires_grad]")
 
 
-def _method(call: cst.Call) -> str:
-    return call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
-
-
 def _is_disjoint(names: Sequence[str]) -> bool:
     """Return whether no model is named twice, or part of another one."""
-    return not any(
-        one == other or one.startswith(f"{other}.")
-        for place, one in enumerate(names)
-        for other in (*names[:place], *names[place + 1 :])
-    )
+    return not any(f"{one}.".startswith(f"{other}.") for one, other in permutations(names, 2))
 
 
 def _is_visible(script: Script, name: str, made: cst.Call, at: cst.Call) -> bool:
@@ -514,14 +507,11 @@ def _is_fresh(
     """Return whether an optimizer's gradients are zeroed between others' passes and its step."""
     name = dotted(stepped(step))
     others = [turn.backward for turn in found if name not in turn.steps]
-    around = {branch.node: branch.taken for branch in script.branches(step)}
     whole = {name, *(owned[name] if len(owned[name]) == 1 else ())}
     return any(
         dotted(receiver(call, "zero_grad")) in whole
-        and script.function(call) is script.function(step)
+        and script.precedes(call, step)
         and script.loops(call)[:1] == script.loops(step)[:1]
-        and script.start(call) < script.start(step)
-        and all(around.get(each.node) == each.taken for each in script.branches(call))
         and not any(script.start(call) < script.start(b) < script.start(step) for b in others)
         for call in script.calls
     )

@@ -224,14 +224,8 @@ def _average_before_clipping(plan: Plan, others: set[cst.CSTNode] | None) -> Non
 
 def _is_unscaled(script: Script, clip: cst.Call) -> bool:
     """Return whether a loss scaler's `unscale_` always runs before a call, in its function."""
-    around = {branch.node: branch.taken for branch in script.branches(clip)}
-    return any(
-        script.function(call) is script.function(clip)
-        and script.start(call) < script.start(clip)
-        and all(around.get(each.node) == each.taken for each in script.branches(call))
-        for call in script.calls
-        if script.called(call).endswith(".unscale_")
-    )
+    unscales = (call for call in script.calls if script.called(call).endswith(".unscale_"))
+    return any(script.precedes(call, clip) for call in unscales)
 
 
 def _step_after(script: Script, clip: cst.Call) -> tuple[cst.Call, cst.BaseExpression] | None:
