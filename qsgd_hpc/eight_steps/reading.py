@@ -100,6 +100,11 @@ class Script(Tree):
         """The bindings of each name in each scope, in the order of the text."""
         return bindings(self.nodes, self.scope, self.class_of)
 
+    def bound(self, name: str, at: cst.CSTNode) -> tuple[Binding, ...]:
+        """Return the bindings of a name in the scope around a node, of `self.name` in its class."""
+        owner = self.class_of(at) if name.startswith("self.") else self.scope(at)
+        return self.bindings.get((owner, name), ()) if owner is not None else ()
+
     @property
     def assignments(self) -> tuple[Binding, ...]:
         """The assignments of single values to names, in the order of the text."""
@@ -115,8 +120,7 @@ class Script(Tree):
         """
         name = dotted(node)
         if name.startswith("self."):
-            owner = self.class_of(node)
-            return self.bindings.get((owner, name), ()) if owner is not None else ()
+            return self.bound(name, node)
         scope, own = self.scope(node), True
         while True:
             several = self.bindings.get((scope, name), ())
@@ -220,6 +224,11 @@ class Script(Tree):
         made = self.value(node)
         owner = self._bound_at(made.func) if isinstance(made, cst.Call) else None
         return owner if isinstance(owner, cst.ClassDef) else None
+
+    def bases(self, node: cst.CSTNode) -> tuple[str, ...]:
+        """Return the names of the base classes, if an object is of the script's own class."""
+        owner = self.own_class(node)
+        return tuple(self.qualified(each.value) for each in owner.bases) if owner else ()
 
     def plays(self, call: cst.Call) -> bool:
         """Return whether a call, such as `env.step`, is one of an environment to learn from.

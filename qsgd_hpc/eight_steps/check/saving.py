@@ -129,8 +129,7 @@ def used_by_some(facts: Facts, call: cst.Call) -> bool:
 def own_model(facts: Facts, call: cst.Call) -> bool:
     """Return whether a method belongs to the script's own subclass of keras.Model."""
     model = receiver(call)
-    owner = facts.script.own_class(model) if model is not None else None
-    bases = [facts.script.qualified(each.value) for each in owner.bases] if owner else []
+    bases = facts.script.bases(model) if model is not None else ()
     return any(re.search(rf"^{KERAS}(\w+\.)*Model$", base) for base in bases)
 
 

@@ -10,13 +10,7 @@ import libcst as cst
 from qsgd_hpc.eight_steps.convert import opening, tf_data, torch_data, words
 from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_for_models
-from qsgd_hpc.eight_steps.convert.loops import (
-    TrainLoop,
-    iterable,
-    reaching,
-    train_loops,
-    training,
-)
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, reaching, train_loops, training
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs

@@ -96,10 +96,7 @@ def is_plain(script: Script, added: cst.BaseExpression) -> bool:
 
 def fresh(script: Script, loop: TrainLoop, name: str) -> cst.BaseExpression | None:
     """Return the initial value of a name before each loop; None if it keeps its last value."""
-    place = script.start(loop.loop)
-    scope = script.scope(loop.loop)
-    owner = script.class_of(loop.loop) if name.startswith("self.") else scope
-    known = script.bindings.get((owner, name), ()) if owner is not None else ()
+    place, known = script.start(loop.loop), script.bound(name, loop.loop)
     before = [b for b in known if script.end(b.at) <= place and b.how == "assign"]
     if not before or before[-1].value is None:
         return None

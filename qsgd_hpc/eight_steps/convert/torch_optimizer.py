@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -19,10 +19,11 @@ from qsgd_hpc.eight_steps.convert.loops import (
 )
 from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import WIDTH, Plan
-from qsgd_hpc.eight_steps.convert.rates import TORCH_RATES, Steps, scale, torch_rates
+from qsgd_hpc.eight_steps.convert.rates import Steps, scale
 from qsgd_hpc.eight_steps.reading import (
     Branch,
     Script,
+    argument,
     dotted,
     find,
     has_own_rate,
@@ -35,6 +36,13 @@ from qsgd_hpc.eight_steps.reading import (
 __all__ = ["distribute_optimizers", "optimizers"]
 
 OPTIMIZER = re.compile(r"^torch\.optim\.([a-z]\w*\.)*[A-Z]\w*$")
+
+# Default rates of the optimizers.
+RATES: Mapping[str, str] = {
+    "ASGD": "1e-2", "Adadelta": "1.0", "Adafactor": "1e-2", "Adagrad": "1e-2", "Adam": "1e-3",
+    "AdamW": "1e-3", "Adamax": "2e-3", "LBFGS": "1", "Muon": "1e-3", "NAdam": "2e-3",
+    "RAdam": "1e-3", "RMSprop": "1e-2", "Rprop": "1e-2", "SGD": "1e-3", "SparseAdam": "1e-3",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,13 +153,28 @@ def _one_by_one(script: Script, found: Sequence[Made]) -> bool:
     return len(used) == 1 and all(call in served for each in found for call in each.calls)
 
 
+def _rates(script: Script, call: cst.Call) -> Iterator[cst.BaseExpression]:
+    """Yield the learning rates in a call of an optimizer, including those of parameter groups."""
+    rate = argument(call, "lr", 1)
+    if rate is not None:
+        yield rate
+    groups = argument(call, "params", 0)
+    for node in script.inside(groups) if groups is not None else ():
+        if (
+            isinstance(node, cst.DictElement)
+            and isinstance(node.key, cst.SimpleString)
+            and node.key.raw_value == "lr"
+        ):
+            yield node.value
+
+
 def _scale(plan: Plan, call: cst.Call) -> None:
     script = plan.script
-    rates = list(torch_rates(plan.script, call))
+    rates = list(_rates(script, call))
     for rate in rates:
         scale(plan, rate)
     if find(call, "lr", 1) is None:
-        default = TORCH_RATES.get(script.called(call).rpartition(".")[2])
+        default = RATES.get(script.called(call).rpartition(".")[2])
         if default is None:
             plan.todo(call, "multiply the learning rate by hvd.size().")
             return
