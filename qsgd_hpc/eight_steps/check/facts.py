@@ -255,7 +255,7 @@ def trace(script: Script) -> tuple[Event, ...]:
     def body(scope: cst.FunctionDef | None, through: tuple[cst.Call, ...]) -> Iterator[Event]:
         nonlocal count
         for call in by_scope.get(scope, ()):
-            for function in targets(script, call):
+            for function in functions_run(script, call):
                 times = entered.get(function, 0)
                 inside = any(function is script.definition(site) for site in through)
                 if times < MOST_ENTRIES and not inside and count < MOST_EVENTS:
@@ -267,7 +267,7 @@ def trace(script: Script) -> tuple[Event, ...]:
     return tuple(body(None, ()))
 
 
-def targets(script: Script, call: cst.Call) -> Iterator[cst.FunctionDef]:
+def functions_run(script: Script, call: cst.Call) -> Iterator[cst.FunctionDef]:
     """Yield the script's functions that a call runs: the called one, else those passed to it."""
     own = script.definition(call)
     if own is not None:
