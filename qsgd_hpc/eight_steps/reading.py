@@ -200,6 +200,11 @@ class Script(Tree):
         """Return the name of a call or a name in Horovod's API ("rank"), "" for others."""
         return api_name(self.qualified(node.func if isinstance(node, cst.Call) else node))
 
+    def api_names(self, node: cst.CSTNode) -> frozenset[str]:
+        """Return a name in Horovod's API, complete and its last part; empty for others."""
+        name = self.api(node)
+        return frozenset({name, name.rpartition(".")[2]} - {""} if "()" not in name else ())
+
     @once_per_node
     def definition(self, node: cst.CSTNode) -> cst.FunctionDef | None:
         """Return the script's own function of a call or a name; a class's __init__."""

@@ -98,12 +98,7 @@ class Facts:
     def calls(self, *names: str) -> tuple[cst.Call, ...]:
         """Return the script's calls of these names of Horovod's API, in order."""
         wanted = set(names)
-        return tuple(c for c in self.script.calls if wanted & self.api_of(c))
-
-    def api_of(self, call: cst.Call) -> frozenset[str]:
-        """Return a call's name in Horovod's API, complete and its last part; empty for others."""
-        name = self.script.api(call)
-        return frozenset({name, name.rpartition(".")[2]} - {""} if "()" not in name else ())
+        return tuple(c for c in self.script.calls if wanted & self.script.api_names(c))
 
     def places(self, *names: str) -> tuple[int, ...]:
         """Return the positions of the calls of these names of Horovod's API among the events."""

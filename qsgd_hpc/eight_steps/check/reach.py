@@ -228,9 +228,7 @@ def reach(script: Script, *starts: cst.CSTNode) -> Reach:
             if compared(script, whole) and is_rank(script, whole):
                 api.add("compared_rank")
                 continue
-            name = script.api(node)
-            if name and "()" not in name:
-                api |= {name, name.rpartition(".")[2]}
+            api |= script.api_names(node)
             for found in possible(script, node):
                 if found.how != "import":
                     bindings.add(found)

@@ -135,13 +135,14 @@ def own_model(facts: Facts, call: cst.Call) -> bool:
 
 def names_rank(facts: Facts, call: cst.Call) -> bool:
     """Return whether a call's text or path depends on the rank, so that each rank has its own."""
+    script = facts.script
     if facts.called[call] == "print":
         given = [each.value for each in call.args]
-        names = {n for g in given for c in facts.script.calls_in(g) for n in facts.api_of(c)}
+        names = {n for g in given for c in script.calls_in(g) for n in script.api_names(c)}
         if names & {"rank", "local_rank"}:
             return True
         # Only by name, because nearly every printed value depends on the rank in some way.
-        return any("rank" in facts.script.code(each) for each in given)
+        return any("rank" in script.code(each) for each in given)
     named = [argument(call, name) for name in PATHS]
     place = 1 if VALUE_FIRST.search(facts.called[call]) else 0
     named.append(argument(call, "", place) or argument(call, "checkpoint_dir"))
