@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qsgd_hpc.eight_steps.check import check, corrected, fix
@@ -98,6 +98,7 @@ def test_edits_that_meet_are_not_both_applied():
 places = st.tuples(st.integers(0, 30), st.integers(0, 5), st.text("xy\n", max_size=4))
 
 
+@settings(deadline=None)
 @given(st.text("ab\n", min_size=1, max_size=30), st.lists(places, max_size=6))
 def test_what_no_edit_names_stays(text, wanted):
     def place(offset: int) -> tuple[int, int]:

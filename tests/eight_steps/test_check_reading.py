@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qsgd_hpc.eight_steps.reading import Framework, Script, parse, read
@@ -186,6 +186,7 @@ SHAPES = (
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @example([("\ff(2)", "", "\r"), ("\f", "", "\n"), ("f(1)", "", "\n")], False)
 @given(
     st.lists(
