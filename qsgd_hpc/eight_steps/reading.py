@@ -10,8 +10,9 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -20,14 +21,6 @@ from tokenize import detect_encoding
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
-from qsgd_hpc.eight_steps.frameworks import (
-    Framework,
-    api_name,
-    compresses_ddp,
-    frameworks,
-    is_distributed,
-)
-from qsgd_hpc.eight_steps.lines import without_form_feeds
 from qsgd_hpc.eight_steps.names import (
     Binding,
     Import,
@@ -40,8 +33,16 @@ from qsgd_hpc.eight_steps.names import (
     names_in,
     receiver,
 )
-from qsgd_hpc.eight_steps.tree import Branch, Collector, Loop, Tree, once_per_node
+from qsgd_hpc.eight_steps.tree import (
+    Branch,
+    Collector,
+    Loop,
+    Tree,
+    once_per_node,
+    without_form_feeds,
+)
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.launch.frameworks import FRAMEWORKS
 from qsgd_hpc.launch.program import notebook_fault
 
 __all__ = [
@@ -99,6 +100,11 @@ class Script(Tree):
         """The bindings of each name in each scope, in the order of the text."""
         return bindings(self.nodes, self.scope, self.class_of)
 
+    def bound(self, name: str, at: cst.CSTNode) -> tuple[Binding, ...]:
+        """Return the bindings of a name in the scope around a node, of `self.name` in its class."""
+        owner = self.class_of(at) if name.startswith("self.") else self.scope(at)
+        return self.bindings.get((owner, name), ()) if owner is not None else ()
+
     @property
     def assignments(self) -> tuple[Binding, ...]:
         """The assignments of single values to names, in the order of the text."""
@@ -114,8 +120,7 @@ class Script(Tree):
         """
         name = dotted(node)
         if name.startswith("self."):
-            owner = self.class_of(node)
-            return self.bindings.get((owner, name), ()) if owner is not None else ()
+            return self.bound(name, node)
         scope, own = self.scope(node), True
         while True:
             several = self.bindings.get((scope, name), ())
@@ -183,14 +188,22 @@ class Script(Tree):
                 return f"{each.module}.{name}"
         return name
 
-    def called(self, call: cst.Call) -> str:
-        """Return the name of the called function: "torch.optim.SGD", "torch.optim.SGD().step"."""
-        return self.qualified(call.func)
+    def called(self, node: cst.CSTNode | None) -> str:
+        """Return the name of the called function: "torch.optim.SGD", "torch.optim.SGD().step".
+
+        "" for nodes that are no calls.
+        """
+        return self.qualified(node.func) if isinstance(node, cst.Call) else ""
 
     @once_per_node
     def api(self, node: cst.CSTNode) -> str:
         """Return the name of a call or a name in Horovod's API ("rank"), "" for others."""
         return api_name(self.qualified(node.func if isinstance(node, cst.Call) else node))
+
+    def api_names(self, node: cst.CSTNode) -> frozenset[str]:
+        """Return a name in Horovod's API, complete and its last part; empty for others."""
+        name = self.api(node)
+        return frozenset({name, name.rpartition(".")[2]} - {""} if "()" not in name else ())
 
     @once_per_node
     def definition(self, node: cst.CSTNode) -> cst.FunctionDef | None:
@@ -199,19 +212,28 @@ class Script(Tree):
         if isinstance(called, cst.Attribute):
             owner = self.own_class(called.value)
             return self._method(owner, called.attr.value) if owner else None
+        made = self._bound_at(called)
+        if isinstance(made, cst.ClassDef):
+            return self._method(made, "__init__")
+        return made if isinstance(made, cst.FunctionDef) else None
+
+    def _bound_at(self, called: cst.CSTNode) -> cst.CSTNode | None:
+        """Return what binds a plain name: the definition of a function or a class, for instance."""
         found = self.binding(called) if isinstance(called, cst.Name) else None
-        if found is not None and isinstance(found.at, cst.ClassDef):
-            return self._method(found.at, "__init__")
-        return found.at if found is not None and isinstance(found.at, cst.FunctionDef) else None
+        return found.at if found is not None else None
 
     def own_class(self, node: cst.CSTNode) -> cst.ClassDef | None:
         """Return the script's own class of an object."""
         if dotted(node) == "self":
             return self.class_of(node)
         made = self.value(node)
-        called = made.func if isinstance(made, cst.Call) else None
-        found = self.binding(called) if isinstance(called, cst.Name) else None
-        return found.at if found is not None and isinstance(found.at, cst.ClassDef) else None
+        owner = self._bound_at(made.func) if isinstance(made, cst.Call) else None
+        return owner if isinstance(owner, cst.ClassDef) else None
+
+    def bases(self, node: cst.CSTNode) -> tuple[str, ...]:
+        """Return the names of the base classes, if an object is of the script's own class."""
+        owner = self.own_class(node)
+        return tuple(self.qualified(each.value) for each in owner.bases) if owner else ()
 
     def plays(self, call: cst.Call) -> bool:
         """Return whether a call, such as `env.step`, is one of an environment to learn from.
@@ -237,9 +259,9 @@ class Script(Tree):
         """The calls of each of the script's plain functions (methods are not listed)."""
         found: dict[cst.FunctionDef, tuple[cst.Call, ...]] = {}
         for call in self.calls:
-            bound = self.binding(call.func) if isinstance(call.func, cst.Name) else None
-            if bound is not None and isinstance(bound.at, cst.FunctionDef):
-                found[bound.at] = (*found.get(bound.at, ()), call)
+            function = self._bound_at(call.func)
+            if isinstance(function, cst.FunctionDef):
+                found[function] = (*found.get(function, ()), call)
         return found
 
     def callers_of(self, parameter: Binding) -> tuple[cst.Call, ...]:
@@ -449,3 +471,88 @@ def read(path: Path) -> Script:
         UsageError: the file does not exist, cannot be read, or is not Python.
     """
     return parse(source(path), path)
+
+
+# The longest first: a name belongs to the first module that is a prefix of it.
+DISTRIBUTED = tuple(
+    f"{package}.{module}"
+    for package in ("horovod", "qsgd_hpc")
+    for module in ("tensorflow.keras", *(each.module for each in FRAMEWORKS))
+)
+
+# Modules for scripts that torch.distributed makes distributed.
+_OF_DDP = tuple(
+    f"qsgd_hpc.torch.{module}"
+    for module in ("accelerate", "ddp", "fsdp", "lightning", "transformers")
+)
+
+
+class Framework(Enum):
+    """A framework with its own form of the eight steps."""
+
+    TORCH = "PyTorch"
+    KERAS = "Keras"  # model.fit
+    TF2 = "TensorFlow 2"  # a custom loop with GradientTape
+    TF1 = "TensorFlow 1"  # graphs and sessions
+    JAX = "JAX"
+
+
+def is_distributed(module: str) -> bool:
+    """Return whether importing this module makes a script distributed."""
+    return _is_in(module, DISTRIBUTED) and not compresses_ddp(module)
+
+
+def compresses_ddp(module: str) -> bool:
+    """Return whether this module compresses DDP or FSDP2, without Horovod's API."""
+    return _is_in(module, _OF_DDP)
+
+
+def _is_in(module: str, packages: Iterable[str]) -> bool:
+    return any(module == known or module.startswith(f"{known}.") for known in packages)
+
+
+def api_name(qualified: str) -> str:
+    """Return the name within Horovod's API: "init" for "horovod.torch.init", "" for all others."""
+    for known in DISTRIBUTED:
+        if qualified == known:
+            return ""
+        if qualified.startswith(f"{known}."):
+            return qualified[len(known) + 1 :]
+    return ""
+
+
+TF1_NAMES = (
+    "tensorflow.compat.v1.", "tensorflow.Session", "tensorflow.InteractiveSession",
+    "tensorflow.placeholder", "tensorflow.global_variables_initializer",
+    "tensorflow.train.MonitoredTrainingSession", "tensorflow.train.MonitoredSession",
+    "tensorflow.layers.", "tensorflow.estimator.", "tensorflow.app.run",
+)  # fmt: skip
+TF1_EITHER = (  # names of TensorFlow 1 that scripts for TensorFlow 2 use, too
+    "tensorflow.compat.v1.logging.",
+    "tensorflow.compat.v1.config.",
+    "tensorflow.compat.v1.enable_",
+)
+
+
+def is_tf1(name: str) -> bool:
+    return name.startswith(TF1_NAMES) and not name.startswith(TF1_EITHER)
+
+
+def frameworks(modules: Iterable[str], calls: Iterable[str]) -> frozenset[Framework]:
+    """Return the frameworks of a script that imports these modules and calls these names."""
+    modules, calls = set(modules), list(calls)
+    tops = {module.partition(".")[0] for module in modules}
+    seconds = {module.split(".")[1] for module in modules if is_distributed(module)}
+    found = set()
+    if "torch" in tops | seconds:
+        found.add(Framework.TORCH)
+    if any(call.endswith("tensorflow.GradientTape") for call in calls):
+        found.add(Framework.TF2)
+    if any(is_tf1(call) for call in calls):
+        found.add(Framework.TF1)
+    keras = {"keras", "tensorflow", "tf_keras"} & (tops | seconds)
+    if keras and any(call.rpartition(".")[2] in ("fit", "fit_generator") for call in calls):
+        found.add(Framework.KERAS)
+    if "jax" in tops | seconds:
+        found.add(Framework.JAX)
+    return frozenset(found)

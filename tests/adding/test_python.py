@@ -131,7 +131,7 @@ ON_ONE_RANK = """
 from toyframe import Tensor
 import qsgd_hpc.toyframe as hvd
 from qsgd_hpc.checkup.installation import frameworks
-from qsgd_hpc.eight_steps.frameworks import is_distributed
+from qsgd_hpc.eight_steps.reading import is_distributed
 from qsgd_hpc.launch.cli import build_table
 
 hvd.init()

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qsgd_hpc.eight_steps.check import RULES, Severity, check
-from qsgd_hpc.eight_steps.check.fixing import fix
+from qsgd_hpc.eight_steps.check import RULES, Severity, check, fix
 from qsgd_hpc.eight_steps.reading import Script, parse, read
 from tests.check.faults import CLEAN, FAULTS, Fault
 from tests.check.table import table

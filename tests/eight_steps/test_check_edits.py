@@ -7,11 +7,12 @@ import shutil
 import subprocess
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qsgd_hpc.eight_steps.check import check
-from qsgd_hpc.eight_steps.check.edits import (
+from qsgd_hpc.eight_steps.check import check, corrected, fix
+from qsgd_hpc.eight_steps.check.finding import (
+    Edit,
     add_argument,
     apply,
     guard,
@@ -19,10 +20,8 @@ from qsgd_hpc.eight_steps.check.edits import (
     insert_before,
     replace,
 )
-from qsgd_hpc.eight_steps.check.finding import Edit
-from qsgd_hpc.eight_steps.check.fixing import corrected, fix
-from qsgd_hpc.eight_steps.lines import diff
 from qsgd_hpc.eight_steps.reading import parse
+from qsgd_hpc.eight_steps.tree import diff
 
 
 def changed(text: str, *groups: tuple[Edit, ...]) -> str:
@@ -99,6 +98,7 @@ def test_edits_that_meet_are_not_both_applied():
 places = st.tuples(st.integers(0, 30), st.integers(0, 5), st.text("xy\n", max_size=4))
 
 
+@settings(deadline=None)
 @given(st.text("ab\n", min_size=1, max_size=30), st.lists(places, max_size=6))
 def test_what_no_edit_names_stays(text, wanted):
     def place(offset: int) -> tuple[int, int]:

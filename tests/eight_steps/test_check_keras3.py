@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from qsgd_hpc.eight_steps.check import check
-from qsgd_hpc.eight_steps.check.fixing import fix
+from qsgd_hpc.eight_steps.check import check, fix
 from qsgd_hpc.eight_steps.reading import parse
 
 BEGIN = """import tensorflow as tf

@@ -9,8 +9,7 @@ import pytest
 
 from qsgd_hpc.eight_steps.check import check, helpers
 from qsgd_hpc.eight_steps.check.facts import trace
-from qsgd_hpc.eight_steps.check.ranks import differs, guarded
-from qsgd_hpc.eight_steps.check.reach import reach
+from qsgd_hpc.eight_steps.check.reach import differs, guarded, reach
 from qsgd_hpc.eight_steps.reading import Script, parse
 
 HEAD = "import horovod.torch as hvd\n"

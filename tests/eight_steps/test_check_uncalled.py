@@ -5,8 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
-from qsgd_hpc.eight_steps.check import check
-from qsgd_hpc.eight_steps.check.fixing import fix
+from qsgd_hpc.eight_steps.check import check, fix
 from qsgd_hpc.eight_steps.reading import parse
 
 BEGIN = "import horovod.torch as hvd\nfrom horovod.tensorflow import local_rank, size_op as ops\n"

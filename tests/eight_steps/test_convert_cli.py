@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from qsgd_hpc.eight_steps.convert.words import STEPS, step
+
 SERIAL = Path(__file__).parents[1] / "convert" / "serial"
 SCRIPT = str(SERIAL / "torch_tensors.py")
 
@@ -101,3 +103,8 @@ def test_what_cannot_be_converted_is_refused_in_one_line(tmp_path, text, words):
 def test_a_script_that_is_not_there_is_refused_in_one_line(tmp_path):
     done = convert(str(tmp_path / "none.py"))
     assert done.returncode == 2 and done.stderr.count("\n") == 1
+
+
+def test_the_steps_are_eight():
+    assert [each.number for each in STEPS] == list(range(1, 9))
+    assert step(5).name == "wrap the optimizer"

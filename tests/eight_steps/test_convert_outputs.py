@@ -192,38 +192,12 @@ def test_calls_of_a_tracker_that_another_module_opens_are_rank_0s():
     assert "if hvd.rank() == 0:\n        wandb.log({})" in after
 
 
-@pytest.mark.parametrize(
-    "callbacks", ["{}", "{},", "\n    {},\n", "a, {}", "{}, b", "a, {}, b", "a,\n    {},\n    b,\n"]
-)
-def test_rank_0_restores_a_backup_before_the_broadcast(callbacks):
-    after = done(f"""
-import keras
-
-model = keras.Sequential([keras.layers.Dense(1)])
-model.compile("sgd", loss="mse")
-model.fit(x, y, epochs=2, callbacks=[{callbacks.format("keras.callbacks.BackupAndRestore('d')")}])
-""").after
-    restore, _, others = after.partition("hvd.callbacks.BroadcastGlobalVariablesCallback(0)")
-    assert "*([keras.callbacks.BackupAndRestore('d')] if hvd.rank() == 0 else [])," in restore
-    assert "BackupAndRestore" not in others
-    assert [each for each in "ab" if f"{each}," in others] == [c for c in "ab" if c in callbacks]
-
-
-def test_a_backup_appended_to_the_callbacks_is_left_to_the_author():
-    made = done("""
-        import keras
-
-        model = keras.Sequential([keras.layers.Dense(1)])
-        model.compile("sgd", loss="mse")
-        callbacks = [a]
-        callbacks.append(keras.callbacks.BackupAndRestore("d"))
-        model.fit(x, y, epochs=2, callbacks=callbacks)
-    """)
-    assert ["only rank 0 may have this" in note.text for note in made.to_decide] == [True]
-
-
 FIRST = "if hvd.rank() != 0:\n    hvd.barrier()\n"
+
+
 LAST = "if hvd.rank() == 0:\n    hvd.barrier()\n"
+
+
 WAIT = "hvd.barrier()  # until rank 0 has written the file\n"
 
 

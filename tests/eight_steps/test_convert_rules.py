@@ -10,7 +10,7 @@ from qsgd_hpc.eight_steps.convert import convert
 from qsgd_hpc.eight_steps.convert.cli import to_decide
 from qsgd_hpc.eight_steps.convert.plan import Edit, apply
 from qsgd_hpc.errors import UsageError
-from tests.eight_steps.scripts import NOISY, TF2, done, torch_script
+from tests.eight_steps.scripts import NOISY, done, torch_script
 
 
 def test_inserts_at_one_place_keep_their_order_and_vanish_in_what_is_replaced():
@@ -295,54 +295,6 @@ best()
     assert f"train()\n{wait}with open" in done(inline.format(before="")).after
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "model.load_weights('m.weights.h5')",
-        "again = tf.saved_model.load('exported')",
-        "checkpoint.restore(tf.train.latest_checkpoint('checkpoints'))",
-    ],
-)
-def test_a_model_of_tensorflow_is_loaded_when_rank_0_has_written_it(line):
-    after = done(TF2 + line).after
-    assert f"\nhvd.barrier()  # until rank 0 has written the file\n{line}" in after
-    assert after.count("hvd.barrier()") == 1
-
-
-def test_parameters_of_jax_are_loaded_when_rank_0_has_written_them():
-    after = done(
-        """
-import pickle, jax, optax
-tx = optax.sgd(0.1)
-state = tx.init(params)
-for x, y in data:
-    updates, state = tx.update(jax.grad(loss_of)(params, x, y), state)
-    params = optax.apply_updates(params, updates)
-with open("params.pkl", "wb") as file:
-    pickle.dump(params, file)
-with open("params.pkl", "rb") as file:
-    params = pickle.load(file)
-"""
-    ).after
-    line = "\nhvd.barrier()  # until rank 0 has written the file\n"
-    assert f'{line}with open("params.pkl", "rb")' in after
-
-
-def test_a_model_of_keras_is_loaded_when_rank_0_has_written_it():
-    after = done(
-        """
-import keras
-model = keras.Sequential([keras.layers.Dense(1)])
-model.compile(optimizer="sgd", loss="mse")
-model.fit(x, y, epochs=2)
-model.save("model.keras")
-again = keras.models.load_model("model.keras")
-"""
-    ).after
-    line = "hvd.allgather_object(None)  # until rank 0 has written the file\n"
-    assert f'{line}again = keras.models.load_model("model.keras")' in after
-
-
 def test_a_script_for_horovod_is_distributed_already():
     assert not convert("import horovod.torch as hvd\nimport torch\n").changed
 
@@ -371,115 +323,6 @@ def test_one_rank_of_a_node_downloads_while_the_others_wait():
     assert after.count("hvd.barrier()") == 2
 
 
-def test_a_compiled_step_of_xla_is_pointed_out():
-    text = TF2.replace("for images", "@tf.function(jit_compile=True)\ndef step(images").replace(
-        "labels in data.take(100):", "labels):"
-    )
-    text += "\nfor batch in data:\n    step(*batch)\n"
-    assert any("XLA" in note.text for note in done(text).to_decide)
-
-
-def test_an_optimizer_by_its_short_name_in_tensorflow_has_its_rate_scaled():
-    made = done(TF2.replace("tf.keras.optimizers", "tf.optimizers"))
-    assert "optimizer = tf.optimizers.Adam(0.01 * hvd.size())" in made.after
-
-
-def test_a_schedule_of_keras_is_left_to_the_author():
-    text = """
-        import keras
-
-        rate = keras.optimizers.schedules.ExponentialDecay(0.1, 100, 0.9)
-        model.compile(keras.optimizers.Adam(rate), "mse")
-        model.fit(x, y)
-    """
-    made = done(text)
-    assert "Warmup" not in made.after
-    (note,) = [note.text for note in made.to_decide if "this schedule" in note.text]
-    assert "divide its number of steps by hvd.size()" in note
-
-
-@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("given", ["", "callbacks=[]", "callbacks=[Mine()]", "callbacks=[Mine(),]"])
-def test_each_callback_has_a_line(given, newline):
-    text = "import keras\n\ndef main():\n    model.compile(keras.optimizers.Adam(0.1), 'mse')\n"
-    text += f"    model.fit(x, y, verbose=0{', ' * bool(given)}{given})\n"
-    made = convert(text.replace("\n", newline).encode())
-    assert "\n" not in made.after.replace(newline, "")
-    mine = ["        Mine(),"] * ("Mine" in given)
-    lines = made.after.split(newline)
-    begin = next(i for i, line in enumerate(lines) if line.endswith("callbacks=["))
-    assert lines[begin + 1 : begin + 5 + len(mine)] == [
-        "        hvd.callbacks.BroadcastGlobalVariablesCallback(0),",
-        "        hvd.callbacks.MetricAverageCallback(),",
-        lines[begin + 3],
-        *mine,
-        "    ])",
-    ]
-    assert "LearningRateWarmupCallback(" in lines[begin + 3]
-
-
-def test_callbacks_that_write_are_rank_0s():
-    text = """
-        import keras
-
-        model.compile(keras.optimizers.Adam(0.1), "mse")
-        model.fit(x, y, steps_per_epoch=50, callbacks=[keras.callbacks.TensorBoard("logs")])
-    """
-    after = done(text).after
-    assert '*([keras.callbacks.TensorBoard("logs")] if hvd.rank() == 0 else [])' in after
-    assert "steps_per_epoch=50 // hvd.size()" in after
-
-
-CALLBACKS = """
-import keras
-
-{early}
-rate = 0.1
-model = make()
-model.compile(keras.optimizers.Adam(rate), "mse")
-{late}
-model.fit(x, y, epochs=1, callbacks=kept)
-{again}
-"""
-KEPT = 'kept = [keras.callbacks.CSVLogger("a.csv")]'
-WARM_UP = "LearningRateWarmupCallback(float(model.optimizer.learning_rate), warmup_epochs=1)"
-
-
-def test_callbacks_that_are_listed_before_the_model_has_a_rate_keep_their_list():
-    after = done(CALLBACKS.format(early=KEPT, late="pass", again="")).after
-    listed = 'kept = [*([keras.callbacks.CSVLogger("a.csv")] if hvd.rank() == 0 else [])]'
-    assert f"\n{listed}\n" in after and f"{WARM_UP}, *kept]" in after
-    within = done(CALLBACKS.format(early="pass", late=KEPT, again="")).after
-    assert f"    hvd.callbacks.{WARM_UP},\n" in within and "callbacks=kept," in within
-
-
-def test_each_fit_with_the_same_callbacks_warms_up_its_own_rate():
-    again = """
-model.compile(keras.optimizers.Adam(1e-5), "mse")
-model.fit(x, y, epochs=2, callbacks=kept)
-"""
-    after = done(CALLBACKS.format(early="pass", late=KEPT, again=again)).after
-    assert after.count(f"{WARM_UP}, *kept]") == after.count("MetricAverageCallback()") == 2
-    assert after.count("CSVLogger") == after.count("if hvd.rank() == 0 else [])") == 1
-
-
-def test_a_monitored_session_has_its_hook_and_its_folder_on_rank_0():
-    text = """
-        import tensorflow.compat.v1 as tf
-
-        train_op = tf.train.AdamOptimizer(0.1).minimize(loss)
-        hooks = [tf.train.StopAtStepHook(last_step=100)]
-        with tf.train.MonitoredTrainingSession(checkpoint_dir="c", hooks=hooks) as session:
-            while not session.should_stop():
-                session.run(train_op)
-    """
-    after = done(text).after
-    assert "hooks = [hvd.BroadcastGlobalVariablesHook(0), tf.train.StopAtStepHook(" in after
-    assert "last_step=100 // hvd.size()" in after
-    assert 'checkpoint_dir="c" if hvd.rank() == 0 else None' in after
-    assert "hvd.DistributedOptimizer(tf.train.AdamOptimizer(0.1 * hvd.size())).minimize" in after
-
-
 def test_backward_passes_are_counted_whatever_makes_the_optimizer():
     text = """
 import torch
@@ -504,46 +347,6 @@ for step in range(100):
     assert "backward_passes_per_step=accumulation" in done(text).after
 
 
-def test_a_session_broadcasts_what_it_restores_but_not_behind_its_training():
-    text = """
-import tensorflow.compat.v1 as tf
-
-optimizer = tf.train.GradientDescentOptimizer(0.1)
-train_op = optimizer.minimize(loss)
-saver = tf.train.Saver()
-with tf.Session() as session:
-    session.run(tf.global_variables_initializer())
-    saver.restore(session, "pretrained")
-    for step in range(100):
-        session.run(train_op)
-    saver.restore(session, "best")
-    print(session.run(loss))
-"""
-    lines = [line.strip() for line in done(text).after.splitlines()]
-    sent = lines.index("session.run(hvd.broadcast_global_variables(0))")
-    first = lines.index('saver.restore(session, "pretrained")')
-    assert first < sent < next(i for i, line in enumerate(lines) if line.startswith("for step"))
-
-
-@pytest.mark.parametrize(("added", "mean"), [("value", ""), ("value / batches", " / hvd.size()")])
-def test_what_a_session_returns_is_summed_as_numbers(added, mean):
-    text = f"""
-        import tensorflow.compat.v1 as tf
-
-        train_op = tf.train.AdamOptimizer(0.1).minimize(loss)
-        with tf.Session() as session:
-            session.run(tf.global_variables_initializer())
-            for epoch in range(3):
-                total = 0.0
-                batches = int(x.shape[0] / 50)
-                for i in range(batches):
-                    _, value = session.run([train_op, loss])
-                    total += {added}
-                print("{{:.3f}}".format(total))
-    """
-    assert f"total = sum(hvd.allgather_object(total)){mean}\n" in done(text).after
-
-
 def test_a_script_in_another_encoding_keeps_it_and_what_is_no_text_is_refused():
     text = "# -*- coding: latin-1 -*-\n# Größe" + torch_script()
     made = convert(text.encode("latin-1"))
@@ -557,32 +360,6 @@ def test_a_loop_that_draws_batches_itself_is_told_to_set_the_epoch():
     made = done(text)
     assert "DistributedSampler(" in made.after
     assert any("set_epoch" in note.text for note in made.to_decide)
-
-
-def test_a_metric_that_is_summed_is_not_missing():
-    made = done("""
-        import keras
-        import tensorflow as tf
-
-        model = keras.Sequential([keras.layers.Dense(1)])
-        optimizer = keras.optimizers.SGD()
-        metric = keras.metrics.Mean()
-
-        def train_step(x, y):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((model(x) - y) ** 2)
-            grads = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply_gradients(zip(grads, model.trainable_variables))
-            return loss
-
-        for epoch in range(3):
-            metric.reset_state()
-            for x, y in data:
-                metric.update_state(train_step(x, y))
-            print(metric.result())
-    """)
-    assert "for each_metric in (metric,):" in made.after
-    assert not any("metric covers only" in note.text for note in made.to_decide)
 
 
 def test_a_step_by_hand_is_told_to_average_gradients():

@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterator
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.check.edits import add_argument, insert_after
 from qsgd_hpc.eight_steps.check.facts import Facts
-from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
+from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity, add_argument, insert_after
 from qsgd_hpc.eight_steps.check.optimizer import OTHER_WAYS, TAPES, WRAPPERS, constructors
-from qsgd_hpc.eight_steps.check.ranks import guarded
+from qsgd_hpc.eight_steps.check.reach import guarded
 from qsgd_hpc.eight_steps.reading import Framework, Script, argument, dotted, receiver
 
 __all__ = ["check"]
@@ -19,11 +18,12 @@ OF_STATE = (
     "broadcast_parameters", "broadcast_optimizer_state", "broadcast_variables",
     "broadcast_global_variables",
 )  # fmt: skip
-OTHERS = (
+IN_TIME = (  # wherever they are in the text
     "BroadcastGlobalVariablesHook", "BroadcastGlobalVariablesCallback", "broadcast", "broadcast_",
-    "broadcast_async_", "broadcast_object", "broadcast_object_fn", "TorchState", "KerasState",
-    "TensorFlowState", "TensorFlowKerasState", "JaxState", "ObjectState",
+    "TorchState", "KerasState", "TensorFlowState", "TensorFlowKerasState", "JaxState",
+    "ObjectState",
 )  # fmt: skip
+OTHERS = (*IN_TIME, "broadcast_async_", "broadcast_object", "broadcast_object_fn")
 LOADS = ("load_state_dict", "load_weights")
 SEEDS = ("manual_seed", "set_random_seed", "set_seed", "seed_everything", "PRNGKey", "key")
 
@@ -158,7 +158,7 @@ def check_late(facts: Facts) -> Iterator[Finding]:
         or loops & {*facts.events[i].loops(facts.script)}
         or _in_a_step(facts.script, facts.events[i].call, steps)
     ]
-    if early or Framework.TF1 in facts.script.frameworks or facts.uses(*OTHERS[:4], *OTHERS[7:]):
+    if early or Framework.TF1 in facts.script.frameworks or facts.uses(*IN_TIME):
         return
     call = facts.events[places[0]].call
     line = facts.script.line(facts.events[first].call)

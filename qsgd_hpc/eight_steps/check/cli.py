@@ -12,10 +12,10 @@ from urllib.parse import quote
 import click
 
 from qsgd_hpc import __version__
-from qsgd_hpc.eight_steps.check.finding import RULES, Edit, Finding, Rule, Severity
-from qsgd_hpc.eight_steps.check.fixing import Fixed, diff, examine, fix
+from qsgd_hpc.eight_steps.check import RULES, Edit, Finding, Fixed, Rule, Severity, examine, fix
 from qsgd_hpc.eight_steps.check.helpers import helpers
 from qsgd_hpc.eight_steps.reading import Script, distributed_without_hvd, read
+from qsgd_hpc.eight_steps.tree import diff
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.words import counted, listing
 
@@ -54,7 +54,8 @@ def check_command(
             write(before, after.script)
     if show:
         for before, after in zip(known, results, strict=True):
-            click.echo(diff(before, after.script), nl=False)
+            name = str(before.path)
+            click.echo(diff(before.text, after.script.text, name, name), nl=False)
         if not correct:
             results = [examine(each) for each in known]
     report(results, json_, sarif_, bool(show and not correct))

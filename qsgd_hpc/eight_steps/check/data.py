@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.check.edits import add_argument, insert_before
 from qsgd_hpc.eight_steps.check.facts import Facts
-from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
+from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity, add_argument, insert_before
 from qsgd_hpc.eight_steps.check.reach import Reach
 from qsgd_hpc.eight_steps.reading import Framework, Loop, argument, dotted, find
 
@@ -152,7 +151,7 @@ def check_samplers(facts: Facts) -> Iterator[Finding]:
             )
         elif needs_epochs(facts, call):
             reason = "every epoch has the same order"
-            yield facts.finding("QH303", call, reason, edits=epoch_edits(facts, call))
+            yield facts.finding("QH303", call, reason, edits=epoch_edits(facts))
 
 
 def needs_epochs(facts: Facts, call: cst.Call) -> bool:
@@ -165,7 +164,7 @@ def needs_epochs(facts: Facts, call: cst.Call) -> bool:
     return len(loops) > 1 and call in trained_on(facts).calls
 
 
-def epoch_edits(facts: Facts, call: cst.Call) -> tuple[Edit, ...]:
+def epoch_edits(facts: Facts) -> tuple[Edit, ...]:
     """Return the edits that call set_epoch before the loop over the batches."""
     script = facts.script
     for place in facts.training:

@@ -8,7 +8,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Finding
-from qsgd_hpc.eight_steps.check.ranks import complementary, differs, left_before
+from qsgd_hpc.eight_steps.check.reach import complementary, differs, left_before
 from qsgd_hpc.eight_steps.reading import Branch
 
 __all__ = ["check"]

@@ -10,8 +10,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.check.finding import BY_ID, Edit, Finding, Severity
 from qsgd_hpc.eight_steps.check.helpers import Helpers, api_names, helpers
-from qsgd_hpc.eight_steps.check.ranks import guarded, left_before
-from qsgd_hpc.eight_steps.check.reach import Reach, reach
+from qsgd_hpc.eight_steps.check.reach import Reach, guarded, left_before, reach
 from qsgd_hpc.eight_steps.reading import Branch, Framework, Loop, Script, argument
 
 __all__ = ["COLLECTIVES", "Event", "Facts", "facts", "trace"]
@@ -99,12 +98,7 @@ class Facts:
     def calls(self, *names: str) -> tuple[cst.Call, ...]:
         """Return the script's calls of these names of Horovod's API, in order."""
         wanted = set(names)
-        return tuple(c for c in self.script.calls if wanted & self.api_of(c))
-
-    def api_of(self, call: cst.Call) -> frozenset[str]:
-        """Return a call's name in Horovod's API, complete and its last part; empty for others."""
-        name = self.script.api(call)
-        return frozenset({name, name.rpartition(".")[2]} - {""} if "()" not in name else ())
+        return tuple(c for c in self.script.calls if wanted & self.script.api_names(c))
 
     def places(self, *names: str) -> tuple[int, ...]:
         """Return the positions of the calls of these names of Horovod's API among the events."""
@@ -120,10 +114,6 @@ class Facts:
         if guarded(self.script, event.branches(self.script)):
             return True
         return any(next(left_before(self.script, site), None) for site in event.sites())
-
-    def runs(self, call: cst.Call) -> Iterator[Event]:
-        """Yield the events of one call."""
-        return (each for each in self.events if each.call is call)
 
     @cached_property
     def collective_functions(self) -> dict[cst.FunctionDef, str]:
@@ -260,7 +250,7 @@ def trace(script: Script) -> tuple[Event, ...]:
     def body(scope: cst.FunctionDef | None, through: tuple[cst.Call, ...]) -> Iterator[Event]:
         nonlocal count
         for call in by_scope.get(scope, ()):
-            for function in targets(script, call):
+            for function in functions_run(script, call):
                 times = entered.get(function, 0)
                 inside = any(function is script.definition(site) for site in through)
                 if times < MOST_ENTRIES and not inside and count < MOST_EVENTS:
@@ -272,7 +262,7 @@ def trace(script: Script) -> tuple[Event, ...]:
     return tuple(body(None, ()))
 
 
-def targets(script: Script, call: cst.Call) -> Iterator[cst.FunctionDef]:
+def functions_run(script: Script, call: cst.Call) -> Iterator[cst.FunctionDef]:
     """Yield the script's functions that a call runs: the called one, else those passed to it."""
     own = script.definition(call)
     if own is not None:

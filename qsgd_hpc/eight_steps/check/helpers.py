@@ -12,8 +12,7 @@ from pathlib import Path
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.frameworks import is_distributed
-from qsgd_hpc.eight_steps.reading import Script, dotted, parse
+from qsgd_hpc.eight_steps.reading import Script, dotted, is_distributed, parse
 from qsgd_hpc.launch.frameworks import FRAMEWORKS
 
 __all__ = ["Helpers", "api_names", "helpers", "own_module"]
@@ -51,11 +50,10 @@ class Helpers:
 
 def api_names(script: Script) -> frozenset[str]:
     """Return the names of Horovod's API in a script, and the last part of each."""
-    found = set()
+    found: set[str] = set()
     for node in script.nodes:
-        name = script.api(node) if isinstance(node, (cst.Name, cst.Attribute)) else ""
-        if name and "()" not in name:
-            found |= {name, name.rpartition(".")[2]}
+        if isinstance(node, (cst.Name, cst.Attribute)):
+            found |= script.api_names(node)
         if isinstance(node, cst.Attribute) and dotted(node.value) == "hvd":  # maybe a parameter
             found.add(node.attr.value)
     for each in script.imports:

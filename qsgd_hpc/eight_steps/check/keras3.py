@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.check.edits import behind, replace
 from qsgd_hpc.eight_steps.check.facts import Facts
-from qsgd_hpc.eight_steps.check.finding import Edit, Finding
+from qsgd_hpc.eight_steps.check.finding import Edit, Finding, behind, replace
 from qsgd_hpc.eight_steps.reading import Framework, Script, argument
 
 __all__ = ["check"]

@@ -8,9 +8,15 @@ from itertools import pairwise
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.check.edits import insert_after, insert_before, replace
 from qsgd_hpc.eight_steps.check.facts import Facts
-from qsgd_hpc.eight_steps.check.finding import Edit, Finding, Severity
+from qsgd_hpc.eight_steps.check.finding import (
+    Edit,
+    Finding,
+    Severity,
+    insert_after,
+    insert_before,
+    replace,
+)
 from qsgd_hpc.eight_steps.reading import (
     Framework,
     argument,
@@ -157,7 +163,7 @@ def check_wrapped(facts: Facts) -> Iterator[Finding]:
         if script.definition(call) is not None:
             continue
         # A wrapper, or a function of another module that the optimizer is passed to.
-        is_wrapper = facts.api_of(call) & set(WRAPPERS)
+        is_wrapper = script.api_names(call) & set(WRAPPERS)
         if is_wrapper or is_unread(facts, call):
             for each in call.args:
                 wrapped |= facts.reach(each.value).calls
@@ -210,7 +216,8 @@ def is_unread(facts: Facts, call: cst.Call) -> bool:
 
 
 def in_wrapper(facts: Facts, made: cst.Call) -> bool:
-    return any(facts.api_of(n) for n in facts.script.ancestors(made) if isinstance(n, cst.Call))
+    script = facts.script
+    return any(script.api_names(n) for n in script.ancestors(made) if isinstance(n, cst.Call))
 
 
 def trained_with(facts: Facts, made: cst.Call) -> bool:

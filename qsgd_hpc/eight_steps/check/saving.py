@@ -1,4 +1,4 @@
-"""Step 7: only rank 0 prints and writes checkpoints."""
+"""Step 7: only rank 0 prints and writes checkpoints. The conversion knows the same writers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.check.edits import guard
 from qsgd_hpc.eight_steps.check.facts import Facts
-from qsgd_hpc.eight_steps.check.finding import Edit, Finding
-from qsgd_hpc.eight_steps.check.ranks import guarded
-from qsgd_hpc.eight_steps.check.reach import is_reference
-from qsgd_hpc.eight_steps.outputs import ARRAYS, RECORDS, WRITES, opens
-from qsgd_hpc.eight_steps.reading import argument, dotted, receiver
+from qsgd_hpc.eight_steps.check.finding import Edit, Finding, guard
+from qsgd_hpc.eight_steps.check.reach import guarded, is_reference
+from qsgd_hpc.eight_steps.reading import Script, argument, dotted, receiver
 
-__all__ = ["check"]
+__all__ = ["ARRAYS", "OPEN", "RECORDS", "WRITES", "check", "is_temporary", "opens"]
 
+# Functions that write the file that an argument names; a pattern, for larger ones.
+WRITES = (
+    r"torch\.save|numpy\.save\w*|joblib\.dump|matplotlib\.pyplot\.savefig|cv2\.imwrite"
+    r"|torchvision\.utils\.save_image|safetensors\.(\w+\.)?save_(file|model)"
+)
+OPEN = re.compile(r"^((gzip|io|bz2|lzma|codecs)\.)?open$")
+ARRAYS = re.compile(r"^(h5py\.File|netCDF4\.Dataset|zarr\.open\w*|tables\.open_file)$")
+RECORDS = re.compile(r"^tensorflow\.(compat\.v1\.)?(io|python_io)\.TFRecordWriter$")
 KERAS = r"(tensorflow\.|tf_keras\.)?keras\."
 SAVES = re.compile(
     rf"^({WRITES}|tensorflow\.saved_model\.save)$"
@@ -40,6 +45,30 @@ PATHS = (
     "path", "f", "fp", "file", "fname", "filepath", "filename", "file_prefix", "save_path",
     "log_dir", "backup_dir",
 )  # fmt: skip
+
+
+def is_temporary(script: Script, *paths: cst.CSTNode) -> bool:
+    """Return whether a path is in a temporary folder: each rank has its own, with its own files."""
+    pending, seen = [*paths], set[cst.CSTNode]()
+    while pending:
+        made = script.value(pending.pop())
+        if script.called(made).startswith("tempfile."):
+            return True
+        if made not in seen:
+            seen.add(made)
+            pending += [n for n in script.inside(made) if isinstance(n, cst.Name | cst.Call)]
+    return False
+
+
+def opens(script: Script, call: cst.CSTNode) -> bool:
+    """Return whether a call opens a file for writing, by each rank for itself."""
+    if not isinstance(call, cst.Call):
+        return False
+    name, mode = script.called(call), argument(call, "mode", 1)
+    writing = "wax" if OPEN.match(name) else "wax+" if ARRAYS.match(name) else ""
+    together = argument(call, "driver") or argument(call, "parallel")  # one file, by MPI
+    text = mode.raw_value if isinstance(mode, cst.SimpleString) else ""
+    return bool(RECORDS.match(name)) or (not together and any(c in text for c in writing))
 
 
 def check(facts: Facts) -> Iterator[Finding]:
@@ -100,20 +129,20 @@ def used_by_some(facts: Facts, call: cst.Call) -> bool:
 def own_model(facts: Facts, call: cst.Call) -> bool:
     """Return whether a method belongs to the script's own subclass of keras.Model."""
     model = receiver(call)
-    owner = facts.script.own_class(model) if model is not None else None
-    bases = [facts.script.qualified(each.value) for each in owner.bases] if owner else []
+    bases = facts.script.bases(model) if model is not None else ()
     return any(re.search(rf"^{KERAS}(\w+\.)*Model$", base) for base in bases)
 
 
 def names_rank(facts: Facts, call: cst.Call) -> bool:
     """Return whether a call's text or path depends on the rank, so that each rank has its own."""
+    script = facts.script
     if facts.called[call] == "print":
         given = [each.value for each in call.args]
-        names = {n for g in given for c in facts.script.calls_in(g) for n in facts.api_of(c)}
+        names = {n for g in given for c in script.calls_in(g) for n in script.api_names(c)}
         if names & {"rank", "local_rank"}:
             return True
         # Only by name, because nearly every printed value depends on the rank in some way.
-        return any("rank" in facts.script.code(each) for each in given)
+        return any("rank" in script.code(each) for each in given)
     named = [argument(call, name) for name in PATHS]
     place = 1 if VALUE_FIRST.search(facts.called[call]) else 0
     named.append(argument(call, "", place) or argument(call, "checkpoint_dir"))

@@ -110,9 +110,7 @@ def _is_read(script: Script, node: cst.Name) -> bool:
     if isinstance(parent, cst.Attribute):
         return parent.value is node and parent.attr.value not in ("shape", "dtype", "ndim", "size")
     if isinstance(parent, cst.Arg):
-        around = script.parents.get(parent)
-        sized = isinstance(around, cst.Call) and script.called(around) == "len"
-        return parent.value is node and not sized
+        return parent.value is node and script.called(script.parents.get(parent)) != "len"
     return not isinstance(parent, cst.AssignTarget | cst.Param | cst.Del)
 
 

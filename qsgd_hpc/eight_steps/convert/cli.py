@@ -10,13 +10,11 @@ import click
 import libcst as cst
 
 from qsgd_hpc.eight_steps.check import Severity, check
-from qsgd_hpc.eight_steps.convert import words
-from qsgd_hpc.eight_steps.convert.conversion import FRAMEWORKS, Conversion
-from qsgd_hpc.eight_steps.convert.conversion import convert as converted
+from qsgd_hpc.eight_steps.convert import FRAMEWORKS, Conversion, words
+from qsgd_hpc.eight_steps.convert import convert as converted
 from qsgd_hpc.eight_steps.convert.plan import TODO, WIDTH, Plan, apply
-from qsgd_hpc.eight_steps.lines import lines as split
 from qsgd_hpc.eight_steps.reading import parse, source
-from qsgd_hpc.eight_steps.steps import STEPS
+from qsgd_hpc.eight_steps.tree import lines as split
 from qsgd_hpc.errors import UsageError
 
 __all__ = ["convert", "to_decide"]
@@ -95,7 +93,7 @@ def _explanation(done: Conversion) -> str:
     parts = [
         f"{done.path}: a script of {done.framework.value}. Line numbers refer to the serial script."
     ]
-    for step in STEPS:
+    for step in words.STEPS:
         notes = [note for note in done.notes if note.step == step.number]
         parts += ["", f"Step {step.number}: {step.name}", _indented(step.why)]
         texts: dict[str, list[int]] = {}

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import libcst as cst
 
+from qsgd_hpc.eight_steps.check.saving import opens
 from qsgd_hpc.eight_steps.convert.loops import behind
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import is_file
-from qsgd_hpc.eight_steps.outputs import opens
 from qsgd_hpc.eight_steps.reading import DEPTH, Script, dotted, find, receiver
 
 __all__ = ["download_once", "prepare_once", "wait_behind", "wait_for_models"]
@@ -53,13 +53,16 @@ def download_once(plan: Plan, trained: Sequence[cst.CSTNode], wait: str) -> None
         body = script.block(first)
         while statements and statements[0] in body[script.position(last, body) + 1 :][:1]:
             last = statements.pop(0)
-        plan.before(
-            first,
-            "# One rank of each node downloads; the others wait, and find the files there.",
-            "if hvd.local_rank() != 0:",
-            f"    {wait}",
-        )
-        plan.after(last, "if hvd.local_rank() == 0:", f"    {wait}")
+        text = "# One rank of each node downloads; the others wait, and find the files there."
+        _one_first(plan, first, last, "hvd.local_rank()", wait, text)
+
+
+def _one_first(
+    plan: Plan, first: cst.CSTNode, last: cst.CSTNode, number: str, wait: str, text: str
+) -> None:
+    """Let the ranks of another number than 0 run statements after the rank of number 0."""
+    plan.before(first, text, f"if {number} != 0:", f"    {wait}")
+    plan.after(last, f"if {number} == 0:", f"    {wait}")
 
 
 def wait_behind(
@@ -127,8 +130,7 @@ def prepare_once(
             continue  # ranks would wait in the training
         if looks:
             text = "# Rank 0 writes the files that are missing; the others wait, and find them."
-            plan.before(place, text, "if hvd.rank() != 0:", f"    {wait}")
-            plan.after(place, "if hvd.rank() == 0:", f"    {wait}")
+            _one_first(plan, place, place, "hvd.rank()", wait, text)
         else:
             plan.after(place, f"{wait}  # until rank 0 has written the file")
 

@@ -10,13 +10,7 @@ import libcst as cst
 from qsgd_hpc.eight_steps.convert import opening, tf_data, torch_data, words
 from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_for_models
-from qsgd_hpc.eight_steps.convert.loops import (
-    TrainLoop,
-    iterable,
-    reaching,
-    train_loops,
-    training,
-)
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, reaching, train_loops, training
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
@@ -93,12 +87,8 @@ def _takes_gradients(script: Script, call: cst.Call) -> bool:
     made = script.value(call.func)
     return (
         made is not call.func
-        and isinstance(made, cst.Call)
         and script.called(made) in COMPILES
-        and any(
-            isinstance(n, cst.Call) and GRADIENTS.match(script.called(n))
-            for n in script.inside(made)
-        )
+        and any(GRADIENTS.match(script.called(n)) for n in script.inside(made))
     )
 
 
@@ -123,11 +113,7 @@ def _rates(plan: Plan, call: cst.Call, steps: Steps) -> None:
     script = plan.script
     place, count = steps.at(plan, plan.anchor(call), later=False)
     optax = script.name_of("optax")
-    inner = [
-        n
-        for n in script.inside(call)
-        if isinstance(n, cst.Call) and OPTIMIZERS.match(script.called(n))
-    ]
+    inner = [c for c in script.calls_in(call) if OPTIMIZERS.match(script.called(c))]
     rates = [(n, argument(n, "learning_rate", 0)) for n in inner]
     for _, rate in rates:
         if rate is None or not is_number(script, rate):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import libcst as cst
 
@@ -13,7 +13,7 @@ from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, 
 from qsgd_hpc.eight_steps.convert.loops import callers, reaching, sources
 from qsgd_hpc.eight_steps.convert.plan import ARGUMENT, Edit, Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
-from qsgd_hpc.eight_steps.convert.rates import KERAS_RATES, is_number, scale, scaled
+from qsgd_hpc.eight_steps.convert.rates import is_number, scale, scaled
 from qsgd_hpc.eight_steps.convert.torch_data import LOADER
 from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, is_literal, receiver
 from qsgd_hpc.errors import UsageError
@@ -25,6 +25,12 @@ SEED = re.compile(
     r"^(keras\.utils|tensorflow\.keras\.utils)\.set_random_seed$|^tensorflow\.random\.set_seed$"
 )
 OPTIMIZER = re.compile(r"^(keras|tensorflow(\.keras)?)\.optimizers\.(legacy\.)?[A-Z]\w*$")
+# Default rates of the optimizers.
+RATES: Mapping[str, str] = {
+    "Adadelta": "0.001", "Adafactor": "0.001", "Adagrad": "0.001", "Adam": "0.001",
+    "AdamW": "0.001", "Adamax": "0.001", "Ftrl": "0.001", "Lion": "0.001", "Nadam": "0.001",
+    "RMSprop": "0.001", "SGD": "0.01",
+}  # fmt: skip
 # Data sets whose number of batches is unknown before they are read.
 UNSIZED = re.compile(r"(TFRecord|TextLine|Csv)Dataset|make_csv_dataset|\.from_generator$")
 SEQUENCE = (
@@ -182,7 +188,7 @@ def _data(plan: Plan, fit: cst.Call) -> None:
         plan.replace(steps, f"{script.operand(steps)} // hvd.size()")
     if x is None:
         plan.todo(fit, words.SHARD_IT)
-    elif any(LOADER.match(script.called(c)) for c in sources(script, x) if isinstance(c, cst.Call)):
+    elif any(LOADER.match(script.called(each)) for each in sources(script, x)):
         plan.todo(fit, SAMPLE_IT)
     elif any(_is_sequence(script, each) for each in sources(script, x)):
         plan.todo(fit, SEQUENCE)
@@ -214,9 +220,7 @@ def _arrays(script: Script, node: cst.BaseExpression) -> list[cst.BaseExpression
 
 def _is_sequence(script: Script, node: cst.BaseExpression) -> bool:
     """Return whether an expression makes an object of the script's own class of batches."""
-    owner = script.own_class(node)
-    bases = [script.qualified(each.value) for each in owner.bases] if owner is not None else []
-    return any(re.search(r"\.utils\.(Sequence|PyDataset)$", each) for each in bases)
+    return any(re.search(r"\.utils\.(Sequence|PyDataset)$", each) for each in script.bases(node))
 
 
 def _several(script: Script, x: cst.BaseExpression) -> bool:
@@ -278,8 +282,7 @@ TEXTS = (
 
 def writes(script: Script, node: cst.BaseExpression) -> bool:
     """Return whether an expression is a callback that writes files."""
-    made = script.value(node)
-    return isinstance(made, cst.Call) and bool(WRITERS.search(script.called(made)))
+    return bool(WRITERS.search(script.called(script.value(node))))
 
 
 def _keeps_list(script: Script, fit: cst.Call, fits: Sequence[cst.Call], rate: str) -> bool:
@@ -316,28 +319,27 @@ def _add_callbacks(plan: Plan, fit: cst.Call, warm_up: str, keeps_list: bool) ->
         *([warm_up] if warm_up else []),
     ]
     given = argument(fit, "callbacks", 5)
-    known = sources(plan.script, given)[0] if given is not None else None
-    if isinstance(known, cst.List):
-        ours = [*_backups(plan, known), *ours]
     texts = TEXTS if warm_up else TEXTS[:2]
     if given is None:
         _explain(plan, fit, texts)
         end = fit.args[-1].value if fit.args else fit
         indent = plan.line_indentation(plan.script.end(end)[0])
         plan.add_argument(fit, f"callbacks=[{_lines(plan, ours, indent)}]")
+        return
+    known, *more = sources(plan.script, given)
+    if isinstance(known, cst.List):
+        ours = [*_backups(plan, known), *ours]
+    if not isinstance(known, cst.List) or more:
+        _explain(plan, fit, texts)
+        plan.wrap(given, f"[{', '.join(ours)}, *(", ")]")
+        plan.todo(fit, "only rank 0 may have callbacks that write files.")
+    elif keeps_list:
+        _explain(plan, fit, texts)
+        plan.wrap(given, f"[{', '.join(ours)}, *", "]")
+        _write_once(plan, known)
     else:
-        (known, *more) = sources(plan.script, given)
-        if isinstance(known, cst.List) and not more and keeps_list:
-            _explain(plan, fit, texts)
-            plan.wrap(given, f"[{', '.join(ours)}, *", "]")
-            _write_once(plan, known)
-        elif isinstance(known, cst.List) and not more:
-            _extend(plan, known, ours, texts)
-        else:
-            _explain(plan, fit, texts)
-            plan.wrap(given, f"[{', '.join(ours)}, *(", ")]")
-            plan.todo(fit, "only rank 0 may have callbacks that write files.")
-        _appended(plan, given)
+        _extend(plan, known, ours, texts)
+    _appended(plan, given)
 
 
 def _backups(plan: Plan, known: cst.List) -> list[str]:
@@ -346,8 +348,7 @@ def _backups(plan: Plan, known: cst.List) -> list[str]:
     elements = list(known.elements)
     for at, element in enumerate(elements):
         given, made = element.value, script.value(element.value)
-        name = script.called(made) if isinstance(made, cst.Call) else ""
-        if not name.endswith(".callbacks.BackupAndRestore"):
+        if not script.called(made).endswith(".callbacks.BackupAndRestore"):
             continue
         found.append(f"*([{script.code(given)}] if hvd.rank() == 0 else [])")
         if given in plan.removed:
@@ -424,7 +425,7 @@ def _appended(plan: Plan, given: cst.BaseExpression) -> None:
 
 def is_optimizer(script: Script, node: cst.CSTNode) -> bool:
     """Return whether an expression makes an optimizer of Keras."""
-    return isinstance(node, cst.Call) and bool(OPTIMIZER.match(script.called(node)))
+    return bool(OPTIMIZER.match(script.called(node)))
 
 
 def scale_optimizer(plan: Plan, call: cst.Call) -> str:
@@ -436,7 +437,7 @@ def scale_optimizer(plan: Plan, call: cst.Call) -> str:
     script = plan.script
     rate = argument(call, "learning_rate", 0)
     if rate is None:
-        default = KERAS_RATES.get(script.called(call).rpartition(".")[2])
+        default = RATES.get(script.called(call).rpartition(".")[2])
         if default is None:
             plan.todo(call, "multiply the learning rate by hvd.size().")
             return ""
@@ -458,7 +459,7 @@ def _distribute(plan: Plan, compile_: cst.Call) -> str:
     if given is None:
         return _named(plan, compile_, None, "RMSprop")
     if isinstance(given, cst.SimpleString):
-        names = {name.lower(): name for name in KERAS_RATES}
+        names = {name.lower(): name for name in RATES}
         return _named(plan, compile_, given, names.get(str(given.raw_value).lower(), ""))
     made = script.value(given)
     plan.step(5, words.MEAN, compile_)
@@ -485,7 +486,7 @@ def _distribute_all(
 
 def _named(plan: Plan, compile_: cst.Call, given: cst.SimpleString | None, name: str) -> str:
     """Replace an optimizer's name by a wrapped optimizer of that name."""
-    rate = KERAS_RATES.get(name)
+    rate = RATES.get(name)
     if rate is None:
         plan.todo(compile_, "give compile a hvd.DistributedOptimizer.")
         return ""

@@ -15,7 +15,6 @@ __all__ = [
     "batches_of",
     "behind",
     "callers",
-    "calls_of",
     "iterable",
     "last_with_call",
     "reaching",
@@ -236,10 +235,8 @@ def subscripted(script: Script, loop: Loop) -> tuple[str, ...]:
         bound = script.binding(node.value)
         if bound is None or loop in script.ancestors(bound.at) or not read & moving:
             continue
-        made = script.value(node.value)
-        if isinstance(made, cst.Call) and re.search(
-            r"(randperm|permutation|arange)$", script.called(made)
-        ):
+        made = script.called(script.value(node.value))
+        if re.search(r"(randperm|permutation|arange)$", made):
             orders.add(node.value.value)
         elif bound.how in ("assign", "part", "parameter") and node.value.value not in found:
             found.append(node.value.value)

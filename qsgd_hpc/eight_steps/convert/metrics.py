@@ -65,7 +65,7 @@ def sums(plan: Plan, loop: TrainLoop, numbers: bool = False) -> tuple[Sum, ...]:
             kind = "count"
         elif numbers:
             kind = "number"
-        elif isinstance(start, cst.Call) and MADE.search(script.called(start)):
+        elif MADE.search(script.called(start)):
             kind = "tensor"
         else:
             kind = "number" if is_plain(script, added) else "tensor"
@@ -79,7 +79,7 @@ def meters(script: Script, loop: TrainLoop) -> dict[str, None]:
     for call in script.calls_in(loop.loop.body):
         meter = receiver(call)
         made = script.value(meter) if meter is not None and call.args else None
-        if isinstance(made, cst.Call) and METER.search(script.called(made)):
+        if METER.search(script.called(made)):
             name = dotted(meter)
             if name and uses(script, loop, name):
                 found[name] = None
@@ -96,10 +96,7 @@ def is_plain(script: Script, added: cst.BaseExpression) -> bool:
 
 def fresh(script: Script, loop: TrainLoop, name: str) -> cst.BaseExpression | None:
     """Return the initial value of a name before each loop; None if it keeps its last value."""
-    place = script.start(loop.loop)
-    scope = script.scope(loop.loop)
-    owner = script.class_of(loop.loop) if name.startswith("self.") else scope
-    known = script.bindings.get((owner, name), ()) if owner is not None else ()
+    place, known = script.start(loop.loop), script.bound(name, loop.loop)
     before = [b for b in known if script.end(b.at) <= place and b.how == "assign"]
     if not before or before[-1].value is None:
         return None
@@ -127,7 +124,7 @@ def uses(script: Script, loop: TrainLoop, name: str) -> list[cst.CSTNode]:
 def is_curve(script: Script, loop: TrainLoop, name: str) -> bool:
     """Return whether a list has a value for each batch, in order: it is plotted behind the loop."""
     around = (node for use in uses(script, loop, name) for node in script.ancestors(use))
-    return any(isinstance(n, cst.Call) and CURVE.search(script.called(n)) for n in around)
+    return any(CURVE.search(script.called(node)) for node in around)
 
 
 def divisors(script: Script, loop: TrainLoop, name: str) -> list[cst.BaseExpression]:
@@ -189,8 +186,7 @@ def counts(
     for part in script.inside(node):
         if isinstance(part, cst.Call) and script.called(part) == "len":
             what = part.args[0].value
-            made = script.value(what)
-            loads = isinstance(made, cst.Call) and bool(PARTS.search(script.called(made)))
+            loads = bool(PARTS.search(script.called(script.value(what))))
             name = dotted(what)
             same = over is not None and script.code(what) == script.code(over)
             local = same or name in own | plan.arrays or loads or "batch" in name

@@ -217,7 +217,7 @@ def _is_seed(script: Script, call: cst.Call) -> bool:
     if not DRAWN_SEED.match(script.called(call)) or not _runs_once(script, call):
         return False
     for around in script.ancestors(call):
-        if isinstance(around, cst.Call) and SEEDED.search(script.called(around)):
+        if SEEDED.search(script.called(around)):
             return True
         if isinstance(around, cst.Arg) and around.keyword is not None:
             named = around.keyword.value

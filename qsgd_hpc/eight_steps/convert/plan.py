@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.lines import margin
+from qsgd_hpc.eight_steps.convert.words import step
 from qsgd_hpc.eight_steps.reading import Script
-from qsgd_hpc.eight_steps.steps import step
+from qsgd_hpc.eight_steps.tree import margin
 
 __all__ = ["ARGUMENT", "HEADER", "TODO", "WIDTH", "Edit", "Note", "Plan", "apply"]
 

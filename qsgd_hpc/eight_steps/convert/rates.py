@@ -1,40 +1,18 @@
-"""Step 4: learning rates in calls of optimizers, and the steps of an epoch for a warm-up."""
+"""Step 4: scaled learning rates, and the steps of an epoch for a warm-up."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, batches_of, iterable, range_of, split_of
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import Script, argument, dotted, names_in
+from qsgd_hpc.eight_steps.reading import Script, dotted, names_in
 
-__all__ = [
-    "KERAS_RATES",
-    "TORCH_RATES",
-    "Steps",
-    "is_number",
-    "scale",
-    "scaled",
-    "steps_of",
-    "torch_rates",
-]
-
-
-# Default rates of the optimizers.
-TORCH_RATES: Mapping[str, str] = {
-    "ASGD": "1e-2", "Adadelta": "1.0", "Adafactor": "1e-2", "Adagrad": "1e-2", "Adam": "1e-3",
-    "AdamW": "1e-3", "Adamax": "2e-3", "LBFGS": "1", "Muon": "1e-3", "NAdam": "2e-3",
-    "RAdam": "1e-3", "RMSprop": "1e-2", "Rprop": "1e-2", "SGD": "1e-3", "SparseAdam": "1e-3",
-}  # fmt: skip
-KERAS_RATES: Mapping[str, str] = {
-    "Adadelta": "0.001", "Adafactor": "0.001", "Adagrad": "0.001", "Adam": "0.001",
-    "AdamW": "0.001", "Adamax": "0.001", "Ftrl": "0.001", "Lion": "0.001", "Nadam": "0.001",
-    "RMSprop": "0.001", "SGD": "0.01",
-}  # fmt: skip
+__all__ = ["Steps", "is_number", "scale", "scaled", "steps_of"]
 
 
 def scaled(script: Script, rate: cst.BaseExpression) -> str:
@@ -47,28 +25,10 @@ def scale(plan: Plan, rate: cst.BaseExpression) -> None:
     plan.replace(rate, scaled(plan.script, rate))
 
 
-def torch_rates(script: Script, call: cst.Call) -> Iterator[cst.BaseExpression]:
-    """Yield the learning rates in a call of an optimizer, including those of parameter groups."""
-    rate = argument(call, "lr", 1)
-    if rate is not None:
-        yield rate
-    groups = argument(call, "params", 0)
-    for node in script.inside(groups) if groups is not None else ():
-        if (
-            isinstance(node, cst.DictElement)
-            and isinstance(node.key, cst.SimpleString)
-            and node.key.raw_value == "lr"
-        ):
-            yield node.value
-
-
 def is_number(script: Script, rate: cst.BaseExpression) -> bool:
     """Return whether a rate is a number, not a schedule, as far as the text shows."""
-    made = script.value(rate)
-    return not (isinstance(made, cst.Call) and "chedule" in script.called(made)) and not (
-        isinstance(made, cst.Call)
-        and script.called(made).rpartition(".")[2].endswith(("Decay", "Restarts", "decay"))
-    )
+    name = script.called(script.value(rate))
+    return "chedule" not in name and not name.endswith(("Decay", "Restarts", "decay"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +66,7 @@ def _known(
     script: Script, name: str, statement: cst.BaseStatement, later: bool
 ) -> cst.BaseStatement | None:
     """Return the statement after which a name has its value: this one, or a later one."""
-    scope = script.scope(statement)
-    if name.startswith("self."):
-        owner = script.class_of(statement)
-        own = script.bindings.get((owner, name), ()) if owner is not None else ()
-    else:
-        own = script.bindings.get((scope, name), ())
+    scope, own = script.scope(statement), script.bound(name, statement)
     if not own:
         elsewhere = script.bindings.get((script.module, name), ())
         return statement if elsewhere and scope is not script.module else None

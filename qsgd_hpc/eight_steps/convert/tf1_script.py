@@ -65,8 +65,7 @@ def _training_runs(script: Script) -> list[cst.Call]:
     steps = {
         binding.name
         for binding in script.assignments
-        if isinstance(binding.value, cst.Call)
-        and script.called(binding.value).endswith((".minimize", ".apply_gradients"))
+        if script.called(binding.value).endswith((".minimize", ".apply_gradients"))
     }
     return [
         call
@@ -88,6 +87,7 @@ def _data(plan: Plan, loop: TrainLoop) -> None:
 
 SESSION = re.compile(r"^tensorflow\.(compat\.v1\.)?(Interactive)?Session$")
 MONITORED = re.compile(r"^tensorflow\.(compat\.v1\.)?train\.MonitoredTrainingSession$")
+INITIALISERS = ("global_variables_initializer", "initialize_all_variables")
 RANK_0 = re.compile(
     r"\.train\.(LoggingTensorHook|CheckpointSaverHook|SummarySaverHook|StepCounterHook)$"
 )
@@ -148,8 +148,7 @@ def _monitored(plan: Plan, call: cst.Call) -> None:
         plan.step(6, words.ALIKE, known)
         plan.insert(script.offset(script.start(known)) + 1, f"{hook}, " if known.elements else hook)
         for element in known.elements:
-            made = script.value(element.value)
-            if isinstance(made, cst.Call) and RANK_0.search(script.called(made)):
+            if RANK_0.search(script.called(script.value(element.value))):
                 plan.step(7, words.WRITTEN, known, once=True)
                 plan.wrap(element.value, "*([", "] if hvd.rank() == 0 else [])")
     else:
@@ -170,7 +169,7 @@ def _initialised(plan: Plan) -> None:
         opened = receiver(call, "run")
         if opened is None or not call.args:
             continue
-        if not _initialiser(script, script.value(call.args[0].value)):
+        if not script.called(script.value(call.args[0].value)).endswith(INITIALISERS):
             continue
         statement = last_with_call(script, plan.anchor(call), "Saver().restore", training)
         line = f"{script.code(opened)}.run(hvd.broadcast_global_variables(0))"
@@ -183,8 +182,3 @@ def _initialised(plan: Plan) -> None:
 
 def _is_repeated(script: Script, call: cst.Call) -> bool:
     return any(isinstance(each, cst.For | cst.While) for each in script.ancestors(call))
-
-
-def _initialiser(script: Script, node: cst.CSTNode) -> bool:
-    names = ("global_variables_initializer", "initialize_all_variables")
-    return isinstance(node, cst.Call) and script.called(node).endswith(names)

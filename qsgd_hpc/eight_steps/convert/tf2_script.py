@@ -13,9 +13,7 @@ from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, 
 from qsgd_hpc.eight_steps.convert.keras_script import is_optimizer, reseed, scale_optimizer
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, reaching, train_loops, training
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
-from qsgd_hpc.eight_steps.convert.plan import (
-    Plan,
-)
+from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs
 from qsgd_hpc.eight_steps.convert.rates import Steps, is_number, scaled, steps_of
 from qsgd_hpc.eight_steps.reading import Script, argument, dotted, receiver

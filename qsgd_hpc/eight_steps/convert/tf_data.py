@@ -150,7 +150,7 @@ def _parts(script: Script, node: cst.BaseExpression) -> tuple[cst.BaseExpression
     made = sources(script, node)
     call = made[0] if len(made) == 1 else None
     first = (chain(call) or [None])[-1]
-    name = script.called(first) if first is not None else ""
+    name = script.called(first)
     if first is None or not first.args or not re.search(r"Dataset\.zip$|\.as_numpy$", name):
         return ()
     given = first.args[0].value
@@ -274,7 +274,7 @@ def shard_dataset(plan: Plan, node: cst.BaseExpression, at: cst.CSTNode) -> None
 def _iterator(script: Script, node: cst.BaseExpression) -> str:
     """Return how to shard what an iterator of Keras draws from, "" for other data sets."""
     for each in sources(script, node):
-        name = script.called(each) if isinstance(each, cst.Call) else ""
+        name = script.called(each)
         if name.endswith(".flow"):
             return f"give flow() a rank's part, x[shard] and y[shard]: shard = {slice_of('x')}."
         if ".flow_from_" in name:

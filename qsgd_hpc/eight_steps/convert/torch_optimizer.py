@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import libcst as cst
 
@@ -18,11 +19,11 @@ from qsgd_hpc.eight_steps.convert.loops import (
 )
 from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import WIDTH, Plan
-from qsgd_hpc.eight_steps.convert.rates import TORCH_RATES, Steps, scale, torch_rates
-from qsgd_hpc.eight_steps.convert.turns import Turn, separate, stepped, turns
+from qsgd_hpc.eight_steps.convert.rates import Steps, scale
 from qsgd_hpc.eight_steps.reading import (
     Branch,
     Script,
+    argument,
     dotted,
     find,
     has_own_rate,
@@ -35,6 +36,13 @@ from qsgd_hpc.eight_steps.reading import (
 __all__ = ["distribute_optimizers", "optimizers"]
 
 OPTIMIZER = re.compile(r"^torch\.optim\.([a-z]\w*\.)*[A-Z]\w*$")
+
+# Default rates of the optimizers.
+RATES: Mapping[str, str] = {
+    "ASGD": "1e-2", "Adadelta": "1.0", "Adafactor": "1e-2", "Adagrad": "1e-2", "Adam": "1e-3",
+    "AdamW": "1e-3", "Adamax": "2e-3", "LBFGS": "1", "Muon": "1e-3", "NAdam": "2e-3",
+    "RAdam": "1e-3", "RMSprop": "1e-2", "Rprop": "1e-2", "SGD": "1e-3", "SparseAdam": "1e-3",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +60,7 @@ def optimizers(script: Script) -> tuple[cst.Call, ...]:
     return tuple(call for call, name in names if OPTIMIZER.match(name) and not is_scheduler(name))
 
 
-def made(plan: Plan) -> list[Made]:
+def grouped(plan: Plan) -> list[Made]:
     """Return the optimizers; those made in the branches of one `if` count as one."""
     script = plan.script
     found: list[Made] = []
@@ -107,7 +115,7 @@ def distribute_optimizers(plan: Plan, loops: Sequence[TrainLoop], steps: Steps) 
     """Scale the rates, wrap the optimizers, and broadcast their and the models' initial state."""
     script = plan.script
     trained = training(script, loops)
-    found = made(plan)
+    found = grouped(plan)
     owned = {each.target: _whole_models(script, each.calls) for each in found if each.target}
     calls = {each.target: each.calls[0] for each in found}
     in_turns = turns(script, owned, calls) if len(owned) == len(found) > 1 else ()
@@ -145,13 +153,28 @@ def _one_by_one(script: Script, found: Sequence[Made]) -> bool:
     return len(used) == 1 and all(call in served for each in found for call in each.calls)
 
 
+def _rates(script: Script, call: cst.Call) -> Iterator[cst.BaseExpression]:
+    """Yield the learning rates in a call of an optimizer, including those of parameter groups."""
+    rate = argument(call, "lr", 1)
+    if rate is not None:
+        yield rate
+    groups = argument(call, "params", 0)
+    for node in script.inside(groups) if groups is not None else ():
+        if (
+            isinstance(node, cst.DictElement)
+            and isinstance(node.key, cst.SimpleString)
+            and node.key.raw_value == "lr"
+        ):
+            yield node.value
+
+
 def _scale(plan: Plan, call: cst.Call) -> None:
     script = plan.script
-    rates = list(torch_rates(plan.script, call))
+    rates = list(_rates(script, call))
     for rate in rates:
         scale(plan, rate)
     if find(call, "lr", 1) is None:
-        default = TORCH_RATES.get(script.called(call).rpartition(".")[2])
+        default = RATES.get(script.called(call).rpartition(".")[2])
         if default is None:
             plan.todo(call, "multiply the learning rate by hvd.size().")
             return
@@ -398,3 +421,120 @@ def _is_forgotten(script: Script, key: cst.SimpleString) -> bool:
     if isinstance(statement, cst.AugAssign):
         return False
     return re.search(r"""["'](initial_)?lr["']""", script.code(statement.value)) is None
+
+
+OWN = "This loss gives gradients only to the models whose optimizer steps next."
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One backward pass of optimizers that train in turns.
+
+    Attributes:
+        backward: its call.
+        steps: the optimizers that step next, by name.
+    """
+
+    backward: cst.Call
+    steps: frozenset[str]
+
+
+def stepped(call: cst.Call) -> cst.BaseExpression:
+    """Return the optimizer of its own step, or of a loss scaler's; a function if it has no name."""
+    if call.args:
+        return call.args[0].value
+    return call.func.value if isinstance(call.func, cst.Attribute) else call.func
+
+
+def turns(
+    script: Script, owned: Mapping[str, Sequence[str]], calls: Mapping[str, cst.Call]
+) -> tuple[Turn, ...]:
+    """Return the backward passes, if each can be limited to its own models without any effect.
+
+    Else, as in a GAN, a generator's loss also gives gradients to the discriminator. A serial script
+    discards them; several ranks would average them, too. They can be limited if every optimizer's
+    gradients are zeroed before its turn, in the same loop.
+
+    Args:
+        script: the script.
+        owned: the models of each optimizer, by its name.
+        calls: the call that makes it.
+    Returns:
+        Empty if that is not certain, or if all optimizers step together.
+    """
+    backward = [call for call in script.calls if script.called(call).endswith(".backward")]
+    steps = [c for c in script.calls if receiver(c, "step") and dotted(stepped(c)) in owned]
+    events = sorted((*backward, *steps), key=script.start)
+    places = {(script.function(each), script.loops(each)[:1]) for each in events}
+    if len(places) != 1 or {dotted(stepped(each)) for each in steps} != {*owned}:
+        return ()
+    if any(script.exclusive(one, other) for one in events for other in events):
+        return ()
+    pairs = [(name, calls[each]) for each, names in owned.items() for name in names]
+    if not all(owned.values()) or not _is_disjoint([name for name, _ in pairs]):
+        return ()
+    if not all(_is_visible(script, name, call, events[0]) for name, call in pairs):
+        return ()
+    found = tuple(Turn(each, _next_steps(events, steps, each)) for each in backward)
+    alike = all(turn.steps == {*owned} for turn in found)
+    if alike or not all(turn.steps and find(turn.backward, "inputs") is None for turn in found):
+        return ()
+    return found if all(_is_fresh(script, found, owned, step) for step in steps) else ()
+
+
+def separate(plan: Plan, found: Sequence[Turn], owned: Mapping[str, Sequence[str]]) -> None:
+    """Let each backward pass give gradients to its own models only."""
+    for turn in found:
+        names = list(
+            dict.fromkeys(name for each in owned if each in turn.steps for name in owned[each])
+        )
+        origin = f"p in {names[0]}.parameters()"
+        if len(names) > 1:
+            origin = f"model in ({', '.join(names)}) for p in model.parameters()"
+        plan.step(5, OWN, turn.backward, once=True)
+        plan.add_argument(turn.backward, f"inputs=[p for {origin} if p.requires_grad]")
+
+
+def _is_disjoint(names: Sequence[str]) -> bool:
+    """Return whether no model is named twice, or part of another one."""
+    return not any(f"{one}.".startswith(f"{other}.") for one, other in permutations(names, 2))
+
+
+def _is_visible(script: Script, name: str, made: cst.Call, at: cst.Call) -> bool:
+    """Return whether a model of an optimizer has the same name at another call."""
+    root = name.partition(".")[0]
+    function = script.function(at)
+    if root == "self":
+        return script.class_of(made) is script.class_of(at)
+    if function is None or function is script.function(made):
+        return function is script.function(made)
+    return script.function(made) is None and (function, root) not in script.bindings
+
+
+def _next_steps(
+    events: Sequence[cst.Call], steps: Sequence[cst.Call], backward: cst.Call
+) -> frozenset[str]:
+    """Return the optimizers that step after a backward pass and before any further pass."""
+    found: set[str] = set()
+    for each in events[events.index(backward) + 1 :]:
+        if each in steps:
+            found.add(dotted(stepped(each)))
+        elif found:
+            break
+    return frozenset(found)
+
+
+def _is_fresh(
+    script: Script, found: Sequence[Turn], owned: Mapping[str, Sequence[str]], step: cst.Call
+) -> bool:
+    """Return whether an optimizer's gradients are zeroed between others' passes and its step."""
+    name = dotted(stepped(step))
+    others = [turn.backward for turn in found if name not in turn.steps]
+    whole = {name, *(owned[name] if len(owned[name]) == 1 else ())}
+    return any(
+        dotted(receiver(call, "zero_grad")) in whole
+        and script.precedes(call, step)
+        and script.loops(call)[:1] == script.loops(step)[:1]
+        and not any(script.start(call) < script.start(b) < script.start(step) for b in others)
+        for call in script.calls
+    )

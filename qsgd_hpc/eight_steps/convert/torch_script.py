@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.check.helpers import own_module
+from qsgd_hpc.eight_steps.check.saving import is_temporary
 from qsgd_hpc.eight_steps.convert import opening, torch_data, words
 from qsgd_hpc.eight_steps.convert.arrays import leave_data, point_out_parts, shard_arrays
 from qsgd_hpc.eight_steps.convert.downloads import download_once, prepare_once, wait_behind
@@ -31,7 +32,6 @@ from qsgd_hpc.eight_steps.convert.torch_optimizer import (
     models,
     optimizers,
 )
-from qsgd_hpc.eight_steps.outputs import is_temporary
 from qsgd_hpc.eight_steps.reading import (
     Script,
     argument,
@@ -224,14 +224,8 @@ def _average_before_clipping(plan: Plan, others: set[cst.CSTNode] | None) -> Non
 
 def _is_unscaled(script: Script, clip: cst.Call) -> bool:
     """Return whether a loss scaler's `unscale_` always runs before a call, in its function."""
-    around = {branch.node: branch.taken for branch in script.branches(clip)}
-    return any(
-        script.function(call) is script.function(clip)
-        and script.start(call) < script.start(clip)
-        and all(around.get(each.node) == each.taken for each in script.branches(call))
-        for call in script.calls
-        if script.called(call).endswith(".unscale_")
-    )
+    unscales = (call for call in script.calls if script.called(call).endswith(".unscale_"))
+    return any(script.precedes(call, clip) for call in unscales)
 
 
 def _step_after(script: Script, clip: cst.Call) -> tuple[cst.Call, cst.BaseExpression] | None:

@@ -1,11 +1,10 @@
-"""Step 3 of the conversion, a rule at a time: loaders, arrays and data sets of tf.data."""
+"""Step 3 of the conversion for PyTorch, a rule at a time: loaders and arrays."""
 
 from __future__ import annotations
 
 import pytest
 
-from qsgd_hpc.eight_steps.convert.cli import to_decide
-from tests.eight_steps.scripts import TF2, done, torch_script
+from tests.eight_steps.scripts import done, torch_script
 
 
 def test_slices_of_a_split_order_take_their_share():
@@ -175,35 +174,6 @@ def test_a_sampler_that_draws_otherwise_is_left_to_the_author(sampler):
     assert any("sampler of its own" in note.text for note in made.to_decide)
 
 
-OF_JAX = """
-import jax
-import optax
-from torch.utils.data import DataLoader
-from torchvision.datasets import MNIST
-
-data = MNIST("data", download=True)
-loader = DataLoader(data, batch_size=8, shuffle=True)
-optimizer = optax.adam(1e-3)
-state = optimizer.init(params)
-for epoch in range(2):
-    for x, y in loader:
-        loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
-        updates, state = optimizer.update(gradients, state)
-        params = optax.apply_updates(params, updates)
-"""
-
-
-def test_a_loader_of_pytorch_in_a_script_of_jax_is_sharded():
-    made = done(OF_JAX)
-    assert "import torch\n" in made.after
-    assert "torch.manual_seed(hvd.broadcast_object(torch.initial_seed()))" in made.after
-    assert "if hvd.local_rank() != 0:\n    hvd.barrier()\ndata = MNIST(" in made.after
-    assert "loader = DataLoader(data, batch_size=8, shuffle=train_sampler is None," in made.after
-    assert "loader.sampler.set_epoch(epoch)" in made.after
-    assert "optax.linear_schedule(1e-3, 1e-3 * hvd.size(), len(loader))" in made.after
-    assert not made.to_decide
-
-
 ALIKE = "generator=None if hvd.size() == 1 else torch.Generator().manual_seed(0)"
 
 
@@ -266,41 +236,6 @@ def test_a_loader_of_an_iterator_is_for_training(order, text):
     assert "Every rank tests" not in above and "Every rank tests" in made.after
 
 
-FIT_ONE = """
-import keras
-from elsewhere import batches, model
-from sklearn.decomposition import FactorAnalysis
-
-{made}
-FactorAnalysis().fit(x)
-reducer.fit(x)
-model.fit({data})
-"""
-
-
-@pytest.mark.parametrize(
-    ("made", "data"),
-    [
-        ('model.compile("adam", "mse")', "batches"),
-        (
-            'import tensorflow as tf\nstart().compile("adam", "mse")',
-            "tf.data.Dataset.from_tensor_slices(x).batch(8)",
-        ),
-    ],
-)
-def test_a_fit_with_one_argument_trains_a_compiled_model_or_reads_a_data_set(made, data):
-    converted = done(FIT_ONE.format(made=made, data=data)).after
-    assert "hvd.callbacks.BroadcastGlobal" in converted.partition("\nmodel.fit(")[2]
-    assert "\nFactorAnalysis().fit(x)\nreducer.fit(x)\n" in converted
-
-
-def test_what_fit_divides_into_batches_is_an_array():
-    text = "import keras\nmodel.compile('adam')\nmodel.fit({}, epochs=2, batch_size=8)\n"
-    made = done(text.format("x"))
-    assert "model.fit(x[shard], epochs=2, batch_size=8" in made.after
-    assert not made.to_decide
-
-
 SLICES = """
 import torch
 
@@ -345,173 +280,6 @@ def test_arrays_that_are_read_behind_the_loop_are_pointed_out():
 def test_a_divisor_of_which_only_itself_is_known_is_left_to_the_author():
     text = torch_script("from settings import *\nn = n // 2 + n // 3", "print(total / n)")
     assert any("total covers only" in note.text for note in done(text).to_decide)
-
-
-def test_the_batches_to_take_are_divided_among_the_ranks():
-    after = done(TF2).after
-    assert "data.take(100 // hvd.size())" in after
-    assert "((x, y)).shard(hvd.size(), hvd.rank()).take(len(x) // hvd.size()).repeat()" in after
-
-
-def test_a_data_set_that_a_loop_does_not_exhaust_is_divided_before_it_is_shuffled():
-    text = TF2.replace(".repeat()", "")
-    made = done(text)
-    assert "((x, y)).shard(hvd.size(), hvd.rank()).take(len(x) // hvd.size()).shuf" in made.after
-    assert "data.take(100 // hvd.size())" in made.after
-    others = done(f"{text}test = data.skip(100)\n").after
-    assert "in data.take(100).shard(hvd.size(), hvd.rank()).take(100 // hvd.size()):" in others
-
-
-def test_a_data_set_of_two_loops_is_divided_once():
-    source = TF2.replace("8)\n", "8).take(90)\n").replace("data.take(100)", "data")
-    loop = source[source.index("for images") :]
-    after = done(f"{source}{loop}").after
-    assert after.count(".shard(") == 1 and after.count(".take(90 // hvd.size())") == 1
-
-
-def test_a_data_set_of_two_fits_is_divided_once():
-    text = """
-        import tensorflow as tf
-
-        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
-        model.compile(tf.keras.optimizers.Adam(0.1), "mse")
-        model.fit(data, epochs=1)
-        model.fit(data, epochs=2)
-    """
-    assert done(text).after.count(".shard(") == 1
-
-
-SPLIT = """
-import tensorflow as tf
-
-tf.random.set_seed(0)
-data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(1000, seed=0)
-train = data.{train}(800).batch(40)
-test = data.{test}(800).batch(40)
-model.compile(tf.keras.optimizers.Adam(0.1), "mse")
-model.fit(train, validation_data=test)
-"""
-
-
-def test_a_data_set_is_split_before_it_is_divided_among_the_ranks():
-    after = done(SPLIT.format(train="take", test="skip")).after
-    part = "train = data.take(800).shard(hvd.size(), hvd.rank()).take(800 // hvd.size()).batch(40)"
-    assert f"{part}\ntest = data.skip(800).batch(40)\n" in after
-    assert after.count(".shard(") == 1
-    assert "tf.random.set_seed(0)" in after  # or the ranks would shuffle and split differently
-
-
-def test_a_shuffle_without_a_seed_before_a_split_is_pointed_out():
-    text = SPLIT.format(train="take", test="skip").replace("tf.random.set_seed(0)", "")
-    assert not any("seed" in note.text for note in done(text).to_decide)
-    made = done(text.replace("1000, seed=0", "1000"))
-    assert any("give this shuffle() a seed" in note.text for note in made.to_decide)
-
-
-def test_a_part_of_unknown_size_is_left_to_the_author():
-    made = done(SPLIT.format(train="skip", test="take"))
-    assert "\ntrain = data.skip(800).batch(40)\n" in made.after
-    assert any("shard this data set after skip()" in note.text for note in made.to_decide)
-
-
-@pytest.mark.parametrize(
-    ("drawn", "remedy"),
-    [("flow(x, y, batch_size=8)", "x[shard]"), ("flow_from_directory('a')", "other files")],
-)
-def test_what_an_iterator_of_keras_draws_from_is_divided(drawn, remedy):
-    text = f"""
-        import keras
-
-        augment = keras.preprocessing.image.ImageDataGenerator(rotation_range=9)
-        model.compile(keras.optimizers.Adam(0.1), "mse")
-        model.fit(augment.{drawn}, epochs=2)
-    """
-    notes = [note.text for note in done(text).to_decide]
-    assert any(remedy in note for note in notes)
-    assert not any(".shard(" in note for note in notes)
-
-
-@pytest.mark.parametrize("base", ["utils.PyDataset", "utils.Sequence"])
-def test_batches_of_an_own_class_of_keras_are_left_with_what_it_has(base):
-    made = done(f"""
-        import keras
-
-        class Data(keras.{base}):
-            def __getitem__(self, i):
-                return x[i], y[i]
-
-        model = keras.Sequential([keras.layers.Dense(1)])
-        model.compile("sgd", loss="mse")
-        model.fit(Data(), epochs=2)
-    """)
-    assert ["__getitem__" in note.text for note in made.to_decide] == [True]
-    assert to_decide(made, "t.py").count("\n") == 1  # not of check, too
-
-
-SEQUENCES = """
-import tensorflow as tf
-
-ids = tf.data.Dataset.from_tensor_slices(text)
-model = make()
-data = {data}
-optimizer = tf.keras.optimizers.Adam(0.01)
-for x in data:
-    with tf.GradientTape() as tape:
-        loss = loss_of(model(x), x)
-    gradients = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-"""
-
-
-def test_sequences_that_batch_makes_are_sharded_not_their_elements():
-    made = done(SEQUENCES.format(data="ids.batch(length + 1, drop_remainder=True).batch(8)"))
-    share = ".shard(hvd.size(), hvd.rank()).take(len(text) // (length + 1) // hvd.size())"
-    assert f"data = ids.batch(length + 1, drop_remainder=True){share}.batch(8)" in made.after
-    assert not any("shard" in note.text for note in made.to_decide)
-
-
-def test_windows_of_a_series_are_left_to_the_author():
-    made = done(SEQUENCES.format(data="ids.window(9).flat_map(lambda w: w.batch(9)).batch(8)"))
-    assert ".shard(hvd.size(), hvd.rank()).take(" not in made.after
-    assert any("shard the windows" in note.text for note in made.to_decide)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        "tf.data.TFRecordDataset('a')",
-        "tf.data.Dataset.from_generator(read, tf.float32)",
-        "ids.filter(good)",
-    ],
-)
-def test_a_warm_up_needs_no_length_that_tensorflow_does_not_know(data):
-    made = done(SEQUENCES.format(data=f"{data}.batch(8)"))
-    assert "len(data)" not in made.after
-    assert any("over a warm-up" in note.text for note in made.to_decide)
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("x, [y, z]", "x[shard], [y[shard], z[shard]]"),
-        ("[x, y], z", "[x[shard], y[shard]], z[shard]"),
-        ("{'a': x}, {'b': y, 'c': z}", "{'a': x[shard]}, {'b': y[shard], 'c': z[shard]}"),
-        ("x, both", ""),
-        ("x, {**both}", ""),
-        ("[1, 2], [3, 4]", ""),
-    ],
-)
-def test_several_inputs_and_outputs_of_keras_are_sharded_one_by_one(given, expected):
-    made = done(f"""
-import keras
-both = [y, z]
-model = keras.Model(inputs, outputs)
-model.compile(optimizer="sgd", loss="mse")
-model.fit({given}, batch_size=8)
-""")
-    assert f"model.fit({expected or given}, batch_size=8" in made.after
-    assert any("shard the data" in note.text for note in made.to_decide) == (not expected)
-    assert ("shard = slice(hvd.rank(), len(x) //" in made.after) == bool(expected)
 
 
 def test_a_loader_that_shuffles_by_its_sampler_is_sharded_wherever_it_comes_from():
@@ -571,9 +339,13 @@ for name, each in second.named_parameters():
 second_optimizer = torch.optim.SGD(chosen, lr=0.1)
 fit(second, second_optimizer)
 """
+
+
 COMPREHENSION = """loaders = {
     x: DataLoader(data[x], batch_size=8, shuffle=True) for x in ["train", "val"]
 }"""
+
+
 LITERAL = """train = DataLoader(data["train"], batch_size=8, shuffle=True)
 loaders = {"train": train, "val": DataLoader(data["val"], batch_size=8)}"""
 
@@ -600,79 +372,6 @@ def test_of_loaders_by_phase_only_that_for_training_is_divided(loaders, sampler)
     assert not made.to_decide
 
 
-READ = """
-import keras
-import tensorflow as tf
-import tensorflow_datasets as tfds
-
-keras.utils.set_random_seed(1)
-{read}
-net = keras.Sequential([keras.layers.Dense(2)])
-net.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
-net.fit(train, validation_data=test)
-"""
-ALIKE = ", seed=None if hvd.size() == 1 else 0)"
-
-
-def shard_of(name):
-    return f"{name}.shard(hvd.size(), hvd.rank()).take(len({name}) // hvd.size())"
-
-
-@pytest.mark.parametrize(
-    "read, expected",
-    [
-        (
-            "train = keras.utils.image_dataset_from_directory('a', subset='training')\n"
-            "names = train.class_names\ntrain = train.cache().prefetch(2)\ntest = read()",
-            [f"train = {shard_of('train')}.cache().prefetch(2)", f"'training'{ALIKE}"],
-        ),
-        (
-            "raw, test = tf.keras.utils.text_dataset_from_directory('a', seed=3)\n"
-            "words.adapt(raw.map(words_of))\ntrain = raw.map(vectors_of)",
-            [f"train = {shard_of('raw')}.map(vectors_of)", "adapt(raw.map(words_of))"],
-        ),
-        (
-            "train = keras.utils.timeseries_dataset_from_array(x, y, 5)\ntest = read()",
-            [f"net.fit({shard_of('train')},", "_from_array(x, y, 5)\n"],
-        ),
-        (
-            "(raw, test), info = tfds.load('mnist', split=['train', 'test'], shuffle_files=True)\n"
-            "train = raw.shuffle(9).batch(8)",
-            [f"train = {shard_of('raw')}.shuffle", "shuffle_files=True and hvd.size() == 1)"],
-        ),
-        (
-            "sets = tfds.load('horses')\na, b = sets['trainA'], sets['trainB']\n"
-            "a = a.map(of)\nb = b.map(of)\ntest = read()\n"
-            "train = tf.data.Dataset.zip((a, b)).batch(8)",
-            [f"a = {shard_of('a')}.map(of)", f"b = {shard_of('b')}.map(of)"],
-        ),
-    ],
-)
-def test_data_that_a_library_reads_are_divided_where_the_training_uses_them(read, expected):
-    made = done(READ.format(read=read))
-    assert all(text in made.after for text in expected), made.after
-    assert not made.to_decide
-
-
-def test_data_sets_of_tensorflow_are_divided_in_a_loop_of_jax():
-    made = done("""
-        import jax
-        import optax
-        import tensorflow as tf
-
-        train = tf.data.Dataset.from_tensor_slices(x)
-        train = train.repeat(3).shuffle(9).batch(8).take(100)
-        optimizer = optax.adam(0.01)
-        state = optimizer.init(params)
-        for batch in train.as_numpy_iterator():
-            gradients = jax.grad(loss_of)(params, batch)
-            updates, state = optimizer.update(gradients, state)
-            params = optax.apply_updates(params, updates)
-    """)
-    assert "(x).shard(hvd.size(), hvd.rank()).take(len(x) // hvd.size())" in made.after
-    assert ".take(100 // hvd.size())" in made.after
-
-
 def test_samples_that_each_step_draws_need_another_seed_on_each_rank():
     made = done("""
         import random
@@ -690,46 +389,3 @@ def test_samples_that_each_step_draws_need_another_seed_on_each_rank():
     left = [note.text for note in made.to_decide]
     assert any("draw other samples by random.randint: add hvd.rank()" in text for text in left)
     assert not any("shard the data" in text for text in left)
-
-
-@pytest.mark.parametrize("how", ["jax.jit", "jax.pmap"])
-def test_parameters_that_a_step_without_an_optimizer_returns_are_broadcast(how):
-    made = done(f"""
-        import jax
-
-        @{how}
-        def update(params, x):
-            return params - 0.1 * jax.grad(loss_of)(params, x)
-
-        replicated = start()
-        for epoch in range(3):
-            for i in range(0, len(x), 8):
-                replicated = update(replicated, x[i : i + 8])
-        update_all = {how}(update)
-    """)
-    line = "replicated = hvd.broadcast_parameters(replicated, root_rank=0)"
-    if how == "jax.jit":
-        assert f"{line}\nfor epoch" in made.after
-    else:
-        assert any(note.text == f"{line} before the first step." for note in made.to_decide)
-
-
-def test_epochs_of_jax_may_be_scans():
-    made = done("""
-        import jax
-        import optax
-
-        optimizer = optax.sgd(0.1)
-        state = optimizer.init(params)
-
-        def step(carry, batch):
-            gradients = jax.grad(loss_of)(carry[0], batch)
-            updates, state = optimizer.update(gradients, carry[1])
-            return (optax.apply_updates(carry[0], updates), state), 0.0
-
-        for epoch in range(3):
-            (params, state), _ = jax.lax.scan(step, (params, state), batches)
-    """)
-    assert "hvd.DistributedOptimizer(optax.sgd(" in made.after
-    assert "params = hvd.broadcast_parameters(params, root_rank=0)" in made.after
-    assert any(note.text.startswith("shard the data") for note in made.to_decide)
