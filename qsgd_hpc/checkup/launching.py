@@ -15,9 +15,8 @@ from qsgd_hpc.checkup.finding import Finding, fault, note, ok
 from qsgd_hpc.env import home
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.sites import choose, find_host, load, names
-from qsgd_hpc.jobs.sites.merge import dotted, merged, unconfirmed
+from qsgd_hpc.jobs.sites.files import dotted, merged, package_faults, unconfirmed
 from qsgd_hpc.jobs.sites.profile import Site
-from qsgd_hpc.jobs.sites.sources import package_faults
 from qsgd_hpc.launch.claims import no_mpi
 from qsgd_hpc.launch.cluster import Network
 from qsgd_hpc.launch.cluster.keeper import trial

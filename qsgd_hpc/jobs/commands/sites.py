@@ -19,10 +19,9 @@ from qsgd_hpc.jobs.commands.view import Column, fitting_table, screen
 from qsgd_hpc.jobs.sites import live
 from qsgd_hpc.jobs.sites.check import Report, examine
 from qsgd_hpc.jobs.sites.draft import new_profile
-from qsgd_hpc.jobs.sites.merge import Merged, dotted, merged, unconfirmed
+from qsgd_hpc.jobs.sites.files import Merged, dotted, merged, package_faults, sources, unconfirmed
 from qsgd_hpc.jobs.sites.profile import Library, Network, Queue, Site, build
 from qsgd_hpc.jobs.sites.queues import limit_words, remark
-from qsgd_hpc.jobs.sites.sources import package_faults, sources
 from qsgd_hpc.jobs.words import clock, counted, listing, plural
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 

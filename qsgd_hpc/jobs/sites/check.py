@@ -10,10 +10,10 @@ from typing import Any
 
 from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs.sites import Host, is_login_host, live, usable
+from qsgd_hpc.jobs.sites.files import Merged, dotted, merged, unconfirmed
 from qsgd_hpc.jobs.sites.live import Live, LiveQueue
-from qsgd_hpc.jobs.sites.merge import Merged, dotted, merged, unconfirmed
 from qsgd_hpc.jobs.sites.profile import Queue, Site, build
-from qsgd_hpc.jobs.sites.yaml_lines import Path
+from qsgd_hpc.jobs.sites.schema import Position
 from qsgd_hpc.jobs.words import clock, listing
 
 __all__ = ["Report", "differences", "examine"]
@@ -102,7 +102,7 @@ def _no_comparison(site: Site, host: Host) -> str:
 class Difference:
     """One difference: its position in the profile, both values, and the change to make there."""
 
-    path: Path
+    path: Position
     profile: str
     machine: str
     change: str
@@ -121,7 +121,7 @@ def differences(site: Site, live: Live) -> Iterator[Difference]:
     yield from _extra(site, live)
 
 
-def _simple(path: Path, profile: object, machine: object) -> Difference:
+def _simple(path: Position, profile: object, machine: object) -> Difference:
     return Difference(path, str(profile), str(machine), f"{path[-1]}: {machine}")
 
 
@@ -134,7 +134,7 @@ def _node(
 ) -> Iterator[Difference]:
     """Compare the numbers of cores and GPUs per node, of the machine or of one queue."""
     own = site.at(queue.name) if queue else site
-    top: Path = ("queues", queue.name) if queue else ("node",)
+    top: Position = ("queues", queue.name) if queue else ("node",)
     # If ranks use tiles, the profile counts tiles, but the scheduler may count cards.
     written = site.gpu is not None and any("." in device for device in site.gpu.order)
     cards = own.gpus // (site.gpu.tiles if site.gpu else 1)
@@ -152,7 +152,7 @@ def _node(
 
 
 def _queue(site: Site, queue: Queue, live: Live, *, compare_nodes: bool) -> Iterator[Difference]:
-    path: Path = ("queues", queue.name)
+    path: Position = ("queues", queue.name)
     parts = []
     for kind, name, known in _names(site, queue, live):
         if known and name not in known:
@@ -183,7 +183,7 @@ def _names(site: Site, queue: Queue, live: Live) -> Iterator[tuple[str, str, dic
 
 
 def _ranges(queue: Queue, parts: list[LiveQueue]) -> Iterator[Difference]:
-    path: Path = ("queues", queue.name)
+    path: Position = ("queues", queue.name)
     low = max((n for part in parts if (n := part.nodes[0]) is not None), default=queue.nodes[0])
     high = min((n for part in parts if (n := part.nodes[1]) is not None), default=queue.nodes[1])
     if (low, high) != queue.nodes:
