@@ -14,7 +14,7 @@ from qsgd_hpc.jobs.model import Job, JobRequest
 from qsgd_hpc.jobs.placement.faults import Fault, job_faults, node_faults
 from qsgd_hpc.jobs.placement.picture import WIDTH, alike, draw, draw_node, to_ascii
 from qsgd_hpc.jobs.placement.seats import Node, expected, parse_places
-from qsgd_hpc.jobs.script.render import known_launcher
+from qsgd_hpc.jobs.script import known_launcher
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.launch import place
 

@@ -22,7 +22,7 @@ __all__ = ["LAUNCH_FIELDS", "Position", "overlaid", "profile_faults"]
 # The keys and indices that lead to a value of a profile.
 Position = tuple[str | int, ...]
 
-# Valid names in {name} fields of launcher.argv and directives; script/render.py sets the values.
+# Valid names in {name} fields of launcher.argv and directives; jobs/script.py sets the values.
 LAUNCH_FIELDS = (
     *("nodes", "ranks", "ranks_per_node", "gpus", "depth", "cpus_per_rank"),
     *("python", "qsgd_hpc", "label", "network"),
