@@ -1,8 +1,8 @@
 """Job scripts, rendered from a request and a site's profile.
 
 Also the wrapper that pins each rank, and the scripts of *steps*: programs that run in sequence
-inside one job, each on its first nodes. A job whose script is ``alone`` allocates the nodes. A step's
-script has the setup, variables, launcher and pinning of a job script, for some of these nodes.
+inside one job, each on its first nodes. A job whose script is ``alone`` allocates the nodes. The
+script of a step has the setup, variables, launcher and pinning of a job script, for some of them.
 """
 
 from __future__ import annotations

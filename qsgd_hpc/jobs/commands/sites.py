@@ -14,8 +14,7 @@ from rich.text import Text
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites as profiles
-from qsgd_hpc.jobs.commands.submit_options import as_json_option
-from qsgd_hpc.jobs.commands.view import Column, fitting_table, screen
+from qsgd_hpc.jobs.commands.view import Column, as_json_option, fitting_table, screen
 from qsgd_hpc.jobs.sites import live
 from qsgd_hpc.jobs.sites.check import Report, examine
 from qsgd_hpc.jobs.sites.draft import new_profile

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,7 @@ from qsgd_hpc.jobs.words import clock, plural
 __all__ = [
     "Column",
     "as_json",
+    "as_json_option",
     "fitting_table",
     "has_output",
     "log_words",
@@ -29,6 +31,8 @@ __all__ = [
     "submitted_lines",
     "table",
 ]
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 _COLOURS = {
     JobState.QUEUED: "yellow",
