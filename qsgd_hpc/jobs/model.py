@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.options import tells_of_torchrun
 
-__all__ = ["Job", "JobRequest", "JobState", "Progress"]
+__all__ = ["Job", "JobRequest", "JobState", "Progress", "dependency"]
 
 
 class JobState(str, Enum):
@@ -192,6 +192,15 @@ class JobRequest:
     def ranks(self) -> int:
         """Ranks of the whole job."""
         return self.nodes * (self.ranks_per_node or 1)
+
+
+def dependency(word: str) -> tuple[Literal["ok", "any"], str]:
+    """Return (kind, job id) of a word of ``after``.
+
+    ``any``: the job only has to end; ``ok``: it must complete.
+    """
+    kind, _, job_id = word.rpartition(":")
+    return ("any", job_id) if kind == "any" else ("ok", word)
 
 
 @dataclass(frozen=True)
