@@ -25,8 +25,7 @@ from qsgd_hpc.jobs.records.events import read_events
 from qsgd_hpc.jobs.request.prepare import prepare
 from qsgd_hpc.jobs.request.validate import default_stop_before
 from qsgd_hpc.jobs.schedulers import scheduler
-from qsgd_hpc.jobs.schedulers.command import Dependency, UnconfirmedError, mark
-from qsgd_hpc.jobs.schedulers.progress import SETTLE_S
+from qsgd_hpc.jobs.schedulers.common import SETTLE_S, Dependency, UnconfirmedError, mark
 from qsgd_hpc.jobs.script import Place, Tools, render_script
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.launch.schedulers import SCHEDULERS

@@ -20,7 +20,7 @@ from pathlib import Path, PurePath
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.schedulers.command import ask
+from qsgd_hpc.jobs.schedulers.common import ask
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.launch.claims import leave_pip_out
 from qsgd_hpc.launch.loaded import SHORT_ADDRESSES

@@ -22,21 +22,19 @@ from qsgd_hpc.jobs.records.events import (
     node_words,
     task_progress,
 )
-from qsgd_hpc.jobs.schedulers.command import (
+from qsgd_hpc.jobs.schedulers.common import (
     Answer,
     Dependency,
+    aggregate,
     ask,
     epoch_s,
     log_path,
+    merged,
     no_answer,
     refusal,
     run_cancel,
-    submitted,
-)
-from qsgd_hpc.jobs.schedulers.progress import (
-    aggregate,
-    merged,
     silent,
+    submitted,
     unclear,
     unconfirmed,
     unknown,

@@ -13,24 +13,22 @@ from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, JobState, Progress
 from qsgd_hpc.jobs.records.events import NO_MEMORY, NOT_MET, WALLTIME, exit_words, node_words
 from qsgd_hpc.jobs.records.registry import write_file
-from qsgd_hpc.jobs.schedulers.command import (
+from qsgd_hpc.jobs.schedulers.common import (
     Answer,
     Dependency,
+    aggregate,
     ask,
     batches,
     epoch_s,
+    left_out,
     log_path,
+    merged,
     no_answer,
     of_kind,
     refusal,
     run_cancel,
-    submitted,
-)
-from qsgd_hpc.jobs.schedulers.progress import (
-    aggregate,
-    left_out,
-    merged,
     silent,
+    submitted,
     unclear,
     unconfirmed,
     unknown,

@@ -14,24 +14,22 @@ from dataclasses import replace
 from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, JobState, Progress
 from qsgd_hpc.jobs.records.events import node_words, task_progress
-from qsgd_hpc.jobs.schedulers.command import (
+from qsgd_hpc.jobs.schedulers.common import (
     Answer,
     Dependency,
+    aggregate,
     ask,
     batches,
+    is_settled,
     log_path,
     mark,
+    merged,
     no_answer,
     of_kind,
     refusal,
     run_cancel,
-    submitted,
-)
-from qsgd_hpc.jobs.schedulers.progress import (
-    aggregate,
-    is_settled,
-    merged,
     silent,
+    submitted,
     unclear,
     unconfirmed,
     unknown,

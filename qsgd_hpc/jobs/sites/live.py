@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs.schedulers.command import ask
+from qsgd_hpc.jobs.schedulers.common import ask
 
 __all__ = [
     "ASKED",
@@ -105,8 +105,7 @@ def _answer_of(argv: Sequence[str]) -> str:
     """
     answer = ask(argv)
     if answer.code != 0:
-        said = " ".join((answer.err or answer.out).split()) or f"exit code {answer.code}"
-        raise LaunchError(f"`{' '.join(argv)}` gave no answer: {said}")
+        raise LaunchError(f"`{' '.join(argv)}` gave no answer: {answer.said}")
     return answer.out
 
 
