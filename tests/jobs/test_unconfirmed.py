@@ -36,9 +36,7 @@ def test_a_slurm_job_that_nobody_confirmed_is_adopted(fakes: Fakes) -> None:
 
 def test_a_slurm_job_is_found_by_its_mark_as_well(fakes: Fakes) -> None:
     job = unconfirmed(fakes, "perlmutter")
-    fakes.says(
-        "squeue", f"42|PENDING|None||N/A|{common.mark(job.directory)}|/spool/slurm_script\n"
-    )
+    fakes.says("squeue", f"42|PENDING|None||N/A|{common.mark(job.directory)}|/spool/slurm_script\n")
     assert jobs.get(job.id).progress.scheduler_id == "42"
 
 
