@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from qsgd_hpc.errors import LaunchError, UsageError
+from qsgd_hpc.jobs import registry
+from qsgd_hpc.jobs.events import with_own_record
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.records.events import with_own_record
 from qsgd_hpc.jobs.schedulers import scheduler
 
 __all__ = [

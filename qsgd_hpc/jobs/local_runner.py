@@ -28,10 +28,10 @@ from pathlib import Path
 from types import FrameType
 
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs import registry
+from qsgd_hpc.jobs.events import end_of, read_events, task_counts, why_not_run
 from qsgd_hpc.jobs.model import Job, JobState, Progress, dependency
 from qsgd_hpc.jobs.processes import KILL_GRACE_S, STOP_S, adopt_orphans, alive, end_all, identity
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.records.events import end_of, read_events, task_counts, why_not_run
 from qsgd_hpc.jobs.words import clock
 
 __all__ = ["main"]

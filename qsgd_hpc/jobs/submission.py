@@ -17,11 +17,11 @@ from typing import Any
 
 from qsgd_hpc._notices import tell
 from qsgd_hpc.errors import LaunchError, UsageError
+from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.current import chain, continued_by, get
+from qsgd_hpc.jobs.events import read_events
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState, dependency
 from qsgd_hpc.jobs.processes import alive
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.records.events import read_events
 from qsgd_hpc.jobs.request.prepare import prepare
 from qsgd_hpc.jobs.request.validate import default_stop_before
 from qsgd_hpc.jobs.schedulers import scheduler

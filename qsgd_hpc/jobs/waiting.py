@@ -13,10 +13,10 @@ from pathlib import Path
 from qsgd_hpc import env
 from qsgd_hpc._notices import muted
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.current import get, refreshed
+from qsgd_hpc.jobs.events import last_event_at, read_events
 from qsgd_hpc.jobs.model import Job, JobState
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.records.events import last_event_at, read_events
 from qsgd_hpc.jobs.schedulers.local import other_host
 from qsgd_hpc.jobs.words import listing
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from qsgd_hpc import cli as main
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.model import Job
-from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers import common
 from qsgd_hpc.jobs.schedulers.common import Answer
 

@@ -17,9 +17,9 @@ from rich.table import Table
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError, UsageError
+from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.model import Job, Progress
-from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers import common, pbs, slurm
 from tests.jobs.fake_schedulers import SERVER, Fakes, cli, request, submitted
 

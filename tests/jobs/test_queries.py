@@ -10,8 +10,7 @@ import threading
 import pytest
 
 from qsgd_hpc import jobs
-from qsgd_hpc.jobs import waiting
-from qsgd_hpc.jobs.records import registry
+from qsgd_hpc.jobs import registry, waiting
 from qsgd_hpc.jobs.schedulers import common
 from tests.jobs.fake_schedulers import SERVER, Fakes, recorded, request, submitted
 from tests.processes import until

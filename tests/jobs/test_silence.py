@@ -10,8 +10,7 @@ import pytest
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs import waiting
-from qsgd_hpc.jobs.records import registry
+from qsgd_hpc.jobs import registry, waiting
 from qsgd_hpc.jobs.schedulers import common, slurm
 from tests.jobs.fake_schedulers import SERVER, Fakes, cli, submitted, unconfirmed
 

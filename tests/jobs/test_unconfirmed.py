@@ -8,8 +8,8 @@ import pytest
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.model import Job, Progress
-from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers import common, pbs, slurm
 from tests.jobs.fake_schedulers import SERVER, Fakes, request, unconfirmed
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs import sites
+from qsgd_hpc.jobs import registry, sites
 from qsgd_hpc.jobs.current import refreshed
 from qsgd_hpc.jobs.model import JobRequest, JobState, dependency
-from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.request.python_fit import fit_launcher, noted, package_faults
 from qsgd_hpc.jobs.request.validate import (
     choice_faults,

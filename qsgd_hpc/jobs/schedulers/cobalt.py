@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs.events import WALLTIME, exit_words
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.events import WALLTIME, exit_words
 from qsgd_hpc.jobs.schedulers.common import (
     Answer,
     Dependency,

@@ -16,9 +16,9 @@ from typing import Literal
 
 from qsgd_hpc._notices import tell
 from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs.events import or_stopped
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.events import or_stopped
-from qsgd_hpc.jobs.records.registry import write_file
+from qsgd_hpc.jobs.registry import write_file
 
 __all__ = [
     "Answer",

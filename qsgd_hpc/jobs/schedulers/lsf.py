@@ -12,8 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.events import (
+from qsgd_hpc.jobs.events import (
     NO_MEMORY,
     NOT_MET,
     PREEMPTED,
@@ -22,6 +21,7 @@ from qsgd_hpc.jobs.records.events import (
     node_words,
     task_progress,
 )
+from qsgd_hpc.jobs.model import Job, JobState, Progress
 from qsgd_hpc.jobs.schedulers.common import (
     Answer,
     Dependency,

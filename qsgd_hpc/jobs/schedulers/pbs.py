@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs.events import NO_MEMORY, NOT_MET, WALLTIME, exit_words, node_words
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.events import NO_MEMORY, NOT_MET, WALLTIME, exit_words, node_words
-from qsgd_hpc.jobs.records.registry import write_file
+from qsgd_hpc.jobs.registry import write_file
 from qsgd_hpc.jobs.schedulers.common import (
     Answer,
     Dependency,

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs.events import node_words, task_progress
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.events import node_words, task_progress
 from qsgd_hpc.jobs.schedulers.common import (
     Answer,
     Dependency,

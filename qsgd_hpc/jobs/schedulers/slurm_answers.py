@@ -11,8 +11,8 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
+from qsgd_hpc.jobs.events import NO_MEMORY, PREEMPTED, WALLTIME, exit_words, node_words
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState, Progress
-from qsgd_hpc.jobs.records.events import NO_MEMORY, PREEMPTED, WALLTIME, exit_words, node_words
 from qsgd_hpc.jobs.schedulers.common import Answer, epoch_s
 
 __all__ = [
