@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from qsgd_hpc.errors import EXIT_RESUBMIT
-from qsgd_hpc.launch.frames import Ended, Started
+from qsgd_hpc.launch.output import Ended, Started
 
 __all__ = ["Ledger", "describe_early_end", "explain", "list_ranks", "status_text"]
 

@@ -4,7 +4,7 @@
 standard library only, and starts in about 15 ms. The rank is a child in its own process group and
 inherits every descriptor (including MPICH's PMI socket). Its output is sent on this process's
 stderr as *frames*, one line of printable text each, which ``mpiexec`` does not change, however it
-handles lines and buffers. ``qsgd_hpc.launch.frames`` reads them.
+handles lines and buffers. ``qsgd_hpc.launch.output`` reads them.
 
 A frame is written only when the pipe is empty and is never longer than the smallest buffer on the
 path, so that no reader can split it and insert another rank's bytes.

@@ -25,9 +25,9 @@ from qsgd_hpc.launch.cluster.network import (
     split,
 )
 from qsgd_hpc.launch.command import Machine, build_command
-from qsgd_hpc.launch.frames import Decoder, Links
 from qsgd_hpc.launch.mpi import Family, Launcher
 from qsgd_hpc.launch.options import Host, RunOptions, check_options
+from qsgd_hpc.launch.output import Decoder, Links
 from qsgd_hpc.launch.supervise import NETWORK, encode
 
 GIGABIT = Network(10**9)
