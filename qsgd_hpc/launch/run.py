@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from qsgd_hpc import env
 from qsgd_hpc.errors import EXIT_RESUBMIT, UsageError
 from qsgd_hpc.launch.cluster.keeper import trial
-from qsgd_hpc.launch.cluster.link_log import LinkLog
+from qsgd_hpc.launch.cluster.links import LinkLog
 from qsgd_hpc.launch.command import Command, Machine, build_command
 from qsgd_hpc.launch.cores import usable_cores
 from qsgd_hpc.launch.meeting import Meeting, meeting, remarks, without_outer_launch

@@ -14,8 +14,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch import cli
 from qsgd_hpc.launch.cluster import Network, enter, links, parse
 from qsgd_hpc.launch.cluster.keeper import Task, command
-from qsgd_hpc.launch.cluster.link_log import LinkLog
-from qsgd_hpc.launch.cluster.links import ClusterError, explain_tool
+from qsgd_hpc.launch.cluster.links import ClusterError, LinkLog, explain_tool
 from qsgd_hpc.launch.cluster.network import (
     MOST_HOSTS,
     address,
