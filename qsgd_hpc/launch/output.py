@@ -1,4 +1,4 @@
-"""The ranks' output: read from mpiexec's merged stream, and written by complete lines or to files."""
+"""The ranks' output: read from mpiexec's merged stream, written by complete lines and to files."""
 
 from __future__ import annotations
 
