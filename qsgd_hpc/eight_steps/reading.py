@@ -42,7 +42,7 @@ from qsgd_hpc.eight_steps.names import (
 )
 from qsgd_hpc.eight_steps.tree import Branch, Collector, Loop, Tree, once_per_node
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.launch.program import notebook_fault
+from qsgd_hpc.launch.options import notebook_fault
 
 __all__ = [
     "Binding",

@@ -20,8 +20,7 @@ from qsgd_hpc import env
 from qsgd_hpc.errors import EXIT_RESUBMIT, UsageError
 from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.launch.cluster.links import LinkLog
-from qsgd_hpc.launch.command import Command, Machine, build_command
-from qsgd_hpc.launch.cores import usable_cores
+from qsgd_hpc.launch.command import Command, Machine, build_command, usable_cores
 from qsgd_hpc.launch.meeting import Meeting, meeting, remarks, without_outer_launch
 from qsgd_hpc.launch.mpi import (
     Family,
@@ -31,7 +30,13 @@ from qsgd_hpc.launch.mpi import (
     find_library,
     prepare_mpiexec,
 )
-from qsgd_hpc.launch.options import RunOptions, check_options
+from qsgd_hpc.launch.options import (
+    RunOptions,
+    check_options,
+    resolve_command,
+    stdin_program_at,
+    with_program,
+)
 from qsgd_hpc.launch.outcome import (
     Ledger,
     describe_early_end,
@@ -50,7 +55,6 @@ from qsgd_hpc.launch.output import (
     Raw,
     Started,
 )
-from qsgd_hpc.launch.program import resolve_command, stdin_program_at, with_program
 from qsgd_hpc.launch.supervise import catches
 
 __all__ = ["Plan", "Session", "plan", "run", "say"]
