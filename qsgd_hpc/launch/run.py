@@ -37,23 +37,21 @@ from qsgd_hpc.launch.options import (
     stdin_program_at,
     with_program,
 )
-from qsgd_hpc.launch.outcome import (
-    Ledger,
-    describe_early_end,
-    explain,
-    list_ranks,
-    stopped_at_checkpoint,
-)
 from qsgd_hpc.launch.output import (
     Decoder,
     Ended,
     Event,
+    Ledger,
     LineSink,
     Links,
     Output,
     RankFiles,
     Raw,
     Started,
+    describe_early_end,
+    explain,
+    list_ranks,
+    stopped_at_checkpoint,
 )
 from qsgd_hpc.launch.supervise import catches
 
