@@ -161,7 +161,7 @@ def stop(job_id: str) -> Job:
             f"{job.id} is {job.state.value}; only a running job can stop at a checkpoint. To "
             f"end a waiting job, use `qsgd-hpc cancel {job.id}`."
         )
-    tasks = [job.directory / f"task-{n}" for n in range(len(job.request.tasks))]
+    tasks = map(job.task_directory, range(len(job.request.tasks)))
     for folder in (job.directory, *tasks):  # the array first: no other task starts
         if folder.is_dir():
             registry.write_file(folder / "stop", "")

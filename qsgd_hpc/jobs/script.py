@@ -116,12 +116,13 @@ def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -
     variables = _variables(request, site, place)
     wrapper = _wrapper(request, site, tools, variables)
     scheduler = SCHEDULERS[site.scheduler]
+    directives = sum((each.directives for each in site.libraries_in_use), site.directives)
     values = {
         "site": site,
         "request": request,
         "walltime": None if request.walltime_min is None else clock(request.walltime_min),
         "workdir": str(request.workdir or Path.cwd()),
-        "directives": [_formatted(line, fields, tools)[0] for line in _directives(site)],
+        "directives": [_formatted(line, fields, tools)[0] for line in directives],
         "extra": [line.removeprefix(scheduler.directive).strip() for line in request.extra],
         "variables": variables,
         "unset": _unset(request, site),
@@ -229,10 +230,6 @@ def _unset(request: JobRequest, site: Site) -> list[str]:
     """Return the variables of libraries that are not used: the site's modules may set them."""
     names = [name for each in site.libraries if not each.use for name in each.env]
     return [name for name in names if name not in request.env]
-
-
-def _directives(site: Site) -> tuple[str, ...]:
-    return site.directives + sum((each.directives for each in site.libraries_in_use), ())
 
 
 def _launcher(

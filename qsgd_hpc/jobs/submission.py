@@ -371,7 +371,7 @@ def _claim_key(key: str, job_id: str) -> str:
     """
     path = _key_path(key)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    draft = registry.unused_name(path)
     registry.write_file(draft, job_id)
     try:
         while True:
@@ -388,7 +388,7 @@ def _claim_key(key: str, job_id: str) -> str:
 
 def _discard_key(path: Path) -> None:
     """Remove a key whose job was not submitted or was deleted, unless it was claimed meanwhile."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    aside = registry.unused_name(path)
     try:
         path.rename(aside)
     except FileNotFoundError:

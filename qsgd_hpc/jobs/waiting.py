@@ -115,7 +115,7 @@ def _has_recorded_end(job: Job) -> bool:
     tasks = len(job.request.tasks)
     if tasks > TASKS_LOOKED_AT:
         return False
-    folders = [job.directory / f"task-{n}" for n in range(tasks)] or [job.directory]
+    folders = [job.task_directory(n) for n in range(tasks)] or [job.directory]
     return all(
         (events := read_events(folder)) and events[-1]["event"] in _LAST for folder in folders
     )

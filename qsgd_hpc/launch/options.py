@@ -34,7 +34,7 @@ __all__ = [
     "placement",
     "resolve_command",
     "stdin_program_at",
-    "tells_of_torchrun",
+    "wants_torchrun",
     "with_program",
 ]
 
@@ -54,7 +54,7 @@ def bits_variables(bits: int | str | None, weight_bits: int | None) -> dict[str,
     return {name: str(value) for name, value in given.items() if value is not None}
 
 
-def tells_of_torchrun(torchrun: bool | None, horovod: bool) -> bool:
+def wants_torchrun(torchrun: bool | None, horovod: bool) -> bool:
     """Return whether torchrun's variables are set for the ranks; None: not specified.
 
     Some Horovod scripts use torch.distributed if these are set.
@@ -117,7 +117,7 @@ class RunOptions:
     @property
     def sets_torchrun(self) -> bool:
         """Whether torchrun's variables are set for the ranks."""
-        return tells_of_torchrun(self.torchrun, self.horovod)
+        return wants_torchrun(self.torchrun, self.horovod)
 
     @property
     def nodes(self) -> tuple[Host, ...]:

@@ -133,12 +133,12 @@ def no_output_words(job: Job, path: Path) -> str:
 
 def log_words(job: Job) -> str:
     """Return the path of the output; TASK stands for the number of an array's task."""
-    return str(job.directory / "output-TASK.log" if job.request.array else job.log_path)
+    return str(job.log_path_of("TASK"))
 
 
 def has_output(job: Job) -> bool:
     """Return whether a job, or a task of an array, has written output."""
-    return any(job.directory.glob("output-*.log")) if job.request.array else job.log_path.exists()
+    return any(job.directory.glob(job.log_path_of("*").name))
 
 
 def status_lines(job: Job, continued_by: Job | None = None) -> list[str]:

@@ -27,10 +27,10 @@ __all__ = [
     "aggregate",
     "ask",
     "batches",
+    "condition",
     "epoch_s",
     "is_settled",
     "left_out",
-    "log_path",
     "mark",
     "merged",
     "no_answer",
@@ -168,9 +168,10 @@ def of_kind(after: Iterable[Dependency], kind: str) -> list[str]:
     return [dependency.scheduler_id for dependency in after if dependency.kind == kind]
 
 
-def log_path(job: Job, index: str) -> Path:
-    """Return the path of the output; for an array with ``index``, the scheduler's placeholder."""
-    return job.directory / f"output-{index}.log" if job.request.array else job.log_path
+def condition(after: Sequence[Dependency]) -> str:
+    """Return the dependencies as PBS and Slurm read them: ``afterok:41:42,afterany:43``."""
+    ids = {kind: of_kind(after, kind) for kind in ("ok", "any")}
+    return ",".join(f"after{kind}:{':'.join(each)}" for kind, each in ids.items() if each)
 
 
 def mark(directory: Path) -> str:

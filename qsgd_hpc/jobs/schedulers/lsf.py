@@ -28,7 +28,6 @@ from qsgd_hpc.jobs.schedulers.common import (
     aggregate,
     ask,
     epoch_s,
-    log_path,
     merged,
     no_answer,
     refusal,
@@ -87,7 +86,7 @@ def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
 
 
 def _log(job: Job) -> str:
-    return str(log_path(job, "%I"))
+    return str(job.log_path_of("%I"))
 
 
 def parse_bsub(answer: Answer) -> str | None:

@@ -19,12 +19,11 @@ from qsgd_hpc.jobs.schedulers.common import (
     aggregate,
     ask,
     batches,
+    condition,
     epoch_s,
     left_out,
-    log_path,
     merged,
     no_answer,
-    of_kind,
     refusal,
     run_cancel,
     silent,
@@ -106,13 +105,11 @@ def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
 
 
 def _log(job: Job) -> str:
-    return str(log_path(job, "^array_index^"))
+    return str(job.log_path_of("^array_index^"))
 
 
 def _depends(after: Sequence[Dependency]) -> list[str]:
-    kinds = (("afterok", of_kind(after, "ok")), ("afterany", of_kind(after, "any")))
-    terms = [":".join((word, *ids)) for word, ids in kinds if ids]
-    return ["-W", f"depend={','.join(terms)}"] if terms else []
+    return ["-W", f"depend={condition(after)}"] if after else []
 
 
 def _shell_option(job: Job) -> list[str]:
