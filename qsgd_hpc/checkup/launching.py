@@ -21,9 +21,9 @@ from qsgd_hpc.launch.claims import no_mpi
 from qsgd_hpc.launch.cluster import Network
 from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.launch.cluster.links import ClusterError
-from qsgd_hpc.launch.meeting import meeting, taken_port
 from qsgd_hpc.launch.mpi import Library, find_launcher, find_library
 from qsgd_hpc.launch.options import RunOptions
+from qsgd_hpc.launch.rendezvous import rendezvous, taken_port
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = ["emulated_network", "job_folder", "mpi", "site", "torchrun"]
@@ -38,7 +38,7 @@ def torchrun() -> list[Finding]:
     if find_spec("torch") is None:
         return []
     try:
-        with meeting(RunOptions(2, ("script.py",)), os.environ) as place:
+        with rendezvous(RunOptions(2, ("script.py",)), os.environ) as place:
             where = f"{place.address}, port {place.port}" if place else ""
     except (OSError, UsageError) as error:
         return [note(TORCHRUN, f"no address at which ranks could meet: {error}")]

@@ -24,7 +24,6 @@ from qsgd_hpc.launch.horovod_flags import (
     refuse_discovery,
     variables_and_remarks,
 )
-from qsgd_hpc.launch.meeting import meeting
 from qsgd_hpc.launch.mpi import find_launcher, find_library
 from qsgd_hpc.launch.option_types import (
     GroupedCommand,
@@ -33,6 +32,7 @@ from qsgd_hpc.launch.option_types import (
     training_options,
 )
 from qsgd_hpc.launch.options import RunOptions, chosen_hosts
+from qsgd_hpc.launch.rendezvous import rendezvous
 from qsgd_hpc.launch.run import plan
 from qsgd_hpc.launch.run import run as launch
 
@@ -274,7 +274,7 @@ def _words(option: str, text: str) -> tuple[str, ...]:
 
 def _show(options: RunOptions) -> None:
     checked = plan(options)
-    with meeting(checked.options, os.environ) as place:
+    with rendezvous(checked.options, os.environ) as place:
         command = checked.command(place=place)
     click.echo(f"# {checked.library.name}; {checked.launcher.version}")
     for name, value in command.env.items():

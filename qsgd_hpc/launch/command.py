@@ -12,9 +12,9 @@ from pathlib import Path
 
 from qsgd_hpc.launch.cluster import keeper
 from qsgd_hpc.launch.cluster.network import LAUNCHER, SUBNET
-from qsgd_hpc.launch.meeting import Meeting
 from qsgd_hpc.launch.mpi import Family, Launcher
 from qsgd_hpc.launch.options import RunOptions, bits_variables, local_ranks, placement
+from qsgd_hpc.launch.rendezvous import Rendezvous
 from qsgd_hpc.launch.schedulers import in_batch_job
 from qsgd_hpc.launch.supervise import COLON
 
@@ -66,7 +66,7 @@ def build_command(
     environ: Mapping[str, str],
     *,
     token: str = "-",
-    meeting: Meeting | None = None,
+    rendezvous: Rendezvous | None = None,
 ) -> Command:
     """Return mpiexec's command line and environment.
 
@@ -76,15 +76,15 @@ def build_command(
         machine: this machine.
         environ: the inherited environment.
         token: marks this run's frames; "-" starts the ranks without output frames.
-        meeting: shared values for torch.distributed; None: none.
+        rendezvous: shared values for torch.distributed; None: none.
     """
     env = _environment(options, launcher, machine, environ)
-    if meeting is not None:
-        shared = {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
+    if rendezvous is not None:
+        shared = {"MASTER_ADDR": rendezvous.address, "MASTER_PORT": str(rendezvous.port)}
         env |= {name: value for name, value in shared.items() if name not in {**environ, **env}}
     # Slurm forwards at most 1024 bytes of output in one piece, the others 4096 or more.
     frame_bytes = "1000" if launcher.family is Family.SRUN else "4096"
-    shared_values = meeting.word if meeting else "-"
+    shared_values = rendezvous.word if rendezvous else "-"
     supervisor = (sys.executable, "-I", "-S", str(SUPERVISOR), token, frame_bytes, shared_values)
     arguments = [COLON if argument == ":" else argument for argument in options.command]
     program = [*supervisor, *arguments]

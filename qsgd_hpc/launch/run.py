@@ -21,7 +21,6 @@ from qsgd_hpc.errors import EXIT_RESUBMIT, UsageError
 from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.launch.cluster.links import LinkLog
 from qsgd_hpc.launch.command import Command, Machine, build_command, usable_cores
-from qsgd_hpc.launch.meeting import Meeting, meeting, remarks, without_outer_launch
 from qsgd_hpc.launch.mpi import (
     Family,
     Launcher,
@@ -53,6 +52,7 @@ from qsgd_hpc.launch.output import (
     list_ranks,
     stopped_at_checkpoint,
 )
+from qsgd_hpc.launch.rendezvous import Rendezvous, remarks, rendezvous, without_outer_launch
 from qsgd_hpc.launch.supervise import catches
 
 __all__ = ["Plan", "Session", "plan", "run", "say"]
@@ -78,11 +78,11 @@ class Plan:
         """The variables that the ranks inherit."""
         return without_outer_launch(os.environ)
 
-    def command(self, token: str = "-", place: Meeting | None = None) -> Command:
+    def command(self, token: str = "-", place: Rendezvous | None = None) -> Command:
         """Return the command line; with a token other than "-", the output consists of frames."""
         machine = Machine(usable_cores(), os.geteuid() == 0)
         return build_command(
-            self.options, self.launcher, machine, self.environ, token=token, meeting=place
+            self.options, self.launcher, machine, self.environ, token=token, rendezvous=place
         )
 
 
@@ -152,7 +152,7 @@ def run(options: RunOptions) -> int:
         grace_s=env.get("QSGD_RUN_GRACE_S"),
         warning_s=env.get("QSGD_STALL_WARNING_S"),
     )
-    with meeting(checked.options, os.environ) as place:
+    with rendezvous(checked.options, os.environ) as place:
         return session.run(checked.command(token, place), checked.environ)
 
 

@@ -9,9 +9,9 @@ handles lines and buffers. ``qsgd_hpc.launch.output`` reads them.
 A frame is written only when the pipe is empty and is never longer than the smallest buffer on the
 path, so that no reader can split it and insert another rank's bytes.
 
-Usage: supervise.py TOKEN FRAME_BYTES MEETING COMMAND...
-With a TOKEN of ``-`` there are no frames: the command then replaces this process. MEETING is a
-``meeting.Meeting.word``, from which torchrun's variables are set for the rank, or ``-``.
+Usage: supervise.py TOKEN FRAME_BYTES RENDEZVOUS COMMAND...
+With a TOKEN of ``-`` there are no frames: the command then replaces this process. RENDEZVOUS is a
+``rendezvous.Rendezvous.word``, from which torchrun's variables are set for the rank, or ``-``.
 """
 
 from __future__ import annotations
@@ -478,15 +478,15 @@ def _reserve(port: int) -> socket.socket | None:
 
 def main(argv: list[str]) -> int:
     """Run one rank. Always returns 0: mpiexec would react to another code by ending all ranks."""
-    token, frame_bytes, meeting = argv[0], int(argv[1]), argv[2]
+    token, frame_bytes, rendezvous = argv[0], int(argv[1]), argv[2]
     command = [":" if argument == COLON else argument for argument in argv[3:]]
-    if meeting != "-":
-        os.environ.update(torchrun_variables(meeting, dict(os.environ)))
+    if rendezvous != "-":
+        os.environ.update(torchrun_variables(rendezvous, dict(os.environ)))
     if token == "-":
         os.execvp(command[0], command)
     supervisor = Supervisor(token.encode(), frame_bytes, launched_rank())
     pipes = supervisor.start(command)
-    port = int(meeting.split(",")[1]) if meeting != "-" and supervisor.rank == 0 else 0
+    port = int(rendezvous.split(",")[1]) if rendezvous != "-" and supervisor.rank == 0 else 0
     holder = _reserve(port) if port and os.environ["MASTER_PORT"] == str(port) else None
     supervisor.send(START, f"{supervisor.pid} {socket.gethostname()}".encode())
     supervisor.relay(pipes)

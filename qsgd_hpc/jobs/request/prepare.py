@@ -31,8 +31,8 @@ from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.jobs.words import did_you_mean
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.keeper import trial
-from qsgd_hpc.launch.meeting import starter
 from qsgd_hpc.launch.options import notebook_fault
+from qsgd_hpc.launch.rendezvous import starter
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = ["RUN_MODULE", "prepare"]
