@@ -6,7 +6,6 @@ import fnmatch
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs.sites import Host, is_login_host, live, usable
@@ -25,13 +24,14 @@ class Report:
 
     Attributes:
         fault: why the profile cannot be used, else empty.
+        unconfirmed: one row for each mark: fact, position of the mark (where).
         compared: the source of the comparison, or why there was none.
         differs: one row for each difference: fact, profile, machine, position of the change.
     """
 
     name: str
     fault: str = ""
-    unconfirmed: tuple[tuple[str, str], ...] = ()
+    unconfirmed: tuple[Mapping[str, str], ...] = ()
     compared: str = ""
     differs: tuple[Mapping[str, str], ...] = ()
 
@@ -40,17 +40,6 @@ class Report:
         """Return whether no change is needed."""
         return not self.fault and not self.differs
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the report for --json."""
-        marks = [{"fact": fact, "where": where} for fact, where in self.unconfirmed]
-        return {
-            "name": self.name,
-            "fault": self.fault,
-            "unconfirmed": marks,
-            "compared": self.compared,
-            "differs": [dict(row) for row in self.differs],
-        }
-
 
 def examine(name: str, host: Host, *, ask_machine: bool = True) -> Report:
     """Check one profile; on the machine that it describes, compare it with the scheduler, too."""
@@ -58,20 +47,27 @@ def examine(name: str, host: Host, *, ask_machine: bool = True) -> Report:
         found = merged(name)
     except UsageError as error:
         return Report(name, fault=str(error))
-    marks = tuple((dotted(path), str(found.origin(path))) for path in unconfirmed(found))
-    site = build(name, found.data)
-    reason = _no_comparison(site, host) if ask_machine else "not compared with the machine"
-    if reason:
-        return Report(name, unconfirmed=marks, compared=reason)
+    marks = [
+        {"fact": dotted(path), "where": str(found.origin(path))} for path in unconfirmed(found)
+    ]
+    compared, rows = "not compared with the machine", ()
+    if ask_machine:
+        compared, rows = _compared(found, build(name, found.data), host)
+    return Report(name, unconfirmed=tuple(marks), compared=compared, differs=rows)
+
+
+def _compared(found: Merged, site: Site, host: Host) -> tuple[str, tuple[Mapping[str, str], ...]]:
+    """Return the source of the comparison, or why there was none; and the differences."""
+    if reason := _no_comparison(site, host):
+        return reason, ()
     try:
         machine = live.look(site.scheduler)
     except LaunchError as error:
-        return Report(name, unconfirmed=marks, compared=f"not compared: {error}")
-    rows = tuple(_row(found, each) for each in differences(site, machine))
+        return f"not compared: {error}", ()
     said = f"compared with {live.ASKED[site.scheduler]} on this machine"
     if machine.unanswered:
         said += "; incomplete: " + "; ".join(machine.unanswered)
-    return Report(name, unconfirmed=marks, compared=said, differs=rows)
+    return said, tuple(_row(found, each) for each in differences(site, machine))
 
 
 def _row(found: Merged, difference: Difference) -> dict[str, str]:
