@@ -485,10 +485,8 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     at = _after_space(text, at)
     if depth > _DEEPEST:
         raise ValueError("too deep")
-    if text.startswith("{", at):
-        return _object(text, at + 1, depth)
-    if text.startswith("[", at):
-        return _list(text, at + 1, depth)
+    if text.startswith(("{", "["), at):
+        return _entries(text, at, depth)
     if text.startswith('"', at):
         return _string(text, at)
     end = _BARE_END.search(text, at)
@@ -498,24 +496,22 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     return (int(word) if _INTEGER.fullmatch(word) else word), end.start()
 
 
-def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
-    found: dict[str, Any] = {}
-    at = _after_space(text, at)
-    while not text.startswith("}", at):
-        name, at = _string(text, at)
-        found[name], at = _value(text, _past(text, at, ":"), depth + 1)
-        at = _separated(text, at, "}")
-    return found, at + 1
-
-
-def _list(text: str, at: int, depth: int) -> tuple[list[Any], int]:
-    found = []
-    at = _after_space(text, at)
-    while not text.startswith("]", at):
+def _entries(text: str, at: int, depth: int) -> tuple[dict[str, Any] | list[Any], int]:
+    """Return the object or list that begins at a position, and the position after it."""
+    end = "}" if text[at] == "{" else "]"
+    names, values = [], []
+    at = _after_space(text, at + 1)
+    while not text.startswith(end, at):
+        if end == "}":
+            name, at = _string(text, at)
+            names.append(name)
+            at = _past(text, at, ":")
         value, at = _value(text, at, depth + 1)
-        found.append(value)
-        at = _separated(text, at, "]")
-    return found, at + 1
+        values.append(value)
+        at = _after_space(text, at)
+        if not text.startswith(end, at):
+            at = _after_space(text, _past(text, at, ","))
+    return (dict(zip(names, values, strict=True)) if end == "}" else values), at + 1
 
 
 def _string(text: str, at: int) -> tuple[str, int]:
@@ -532,12 +528,6 @@ def _unescaped(match: re.Match[str]) -> str:
     if word in '"\\/':
         return word
     return _ESCAPED.get(word, match[0])
-
-
-def _separated(text: str, at: int, end: str) -> int:
-    """Return the position of the next entry, or of the end of all entries."""
-    at = _after_space(text, at)
-    return at if text.startswith(end, at) else _after_space(text, _past(text, at, ","))
 
 
 def _past(text: str, at: int, mark: str) -> int:
