@@ -205,9 +205,9 @@ def _count(node: Node) -> str:
     first, last = node.seats[0], node.seats[-1]
     if first.rank == first.local_rank:
         return ranks
-    return f"{ranks} (rank {first.local_rank} here is {first.rank} of all)" if first != last else (
-        f"{ranks} ({first.rank} of all)"
-    )  # fmt: skip
+    if first == last:
+        return f"{ranks} ({first.rank} of all)"
+    return f"{ranks} (rank {first.local_rank} here is {first.rank} of all)"
 
 
 def _same_threads(node: Node) -> int | None:
