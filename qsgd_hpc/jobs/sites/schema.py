@@ -78,11 +78,8 @@ def _sentences(error: ValidationError) -> Iterator[tuple[Position, str]]:
             if key not in valid:
                 inside = f" in '{where}'" if where else ""
                 yield (*path, key), f"unknown key '{key}'{inside}. {did_you_mean(key, valid)}"
-    elif error.validator == "required" and isinstance(error.instance, dict):
-        wanted_keys: Any = error.validator_value
-        missing = [key for key in wanted_keys if key not in error.instance]
-        # jsonschema reports each missing key separately; name only the key of this error.
-        key = next(k for k in missing if error.message.startswith(repr(k)))
+    elif error.validator == "required":
+        key = error.message.split("'")[1]  # jsonschema reports each missing key separately
         yield path, f"key '{key}' is missing" + (f" in '{where}'" if where else "")
     else:
         wanted = error.schema.get("description") if isinstance(error.schema, dict) else None
