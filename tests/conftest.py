@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-from qsgd_hpc.launch.shared_memory import sweep
+from qsgd_hpc.launch.supervise import sweep_shared_memory
 from tests.processes import (
     MARK,
     VANISH_S,
@@ -201,7 +201,7 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner | None]:
     failed = request.node.stash.get(FAILED, False)
     left = mine.end(0 if failed else VANISH_S)
     if request.node.get_closest_marker("serial"):  # else another test's ranks may be at work
-        left += [f"shared memory /dev/shm/{name}" for name in sweep(began_s)]
+        left += [f"shared memory /dev/shm/{name}" for name in sweep_shared_memory(began_s)]
     os.environ[MARK], os.environ["QSGD_HOME"], Owner.current = before, home, None
     if left and not failed:
         pytest.fail("this test left behind:\n" + "\n".join(left), pytrace=False)

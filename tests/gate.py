@@ -28,7 +28,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from xml.etree import ElementTree
 
-from qsgd_hpc.launch.shared_memory import sweep
+from qsgd_hpc.launch.supervise import sweep_shared_memory
 from tests.processes import MARK, default_interrupts, end_marked
 
 ROOT = Path(__file__).parents[1]
@@ -189,7 +189,7 @@ def guarded(tests: Callable[[], Result]) -> tuple[Result, bool]:
         left = end_marked(mark)
         for line in left:
             print(f"outlived the tests: {line}", flush=True)
-        sweep(begun_s)  # of pytest's own processes, if one went down
+        sweep_shared_memory(begun_s)  # of pytest's own processes, if one went down
     return result, not left
 
 

@@ -15,7 +15,7 @@ from qsgd_hpc.cli import Finite
 from qsgd_hpc.env import COMPRESSED, EXACT
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.claims import claims
-from qsgd_hpc.launch.cores import usable_cores
+from qsgd_hpc.launch.command import usable_cores
 
 if TYPE_CHECKING:
     from qsgd_hpc.bench.allreduce import Request

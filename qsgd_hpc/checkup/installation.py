@@ -18,7 +18,7 @@ import qsgd_hpc
 from qsgd_hpc import env
 from qsgd_hpc.checkup.finding import Finding, fault, note, ok
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs.schedulers.command import ask
+from qsgd_hpc.jobs.schedulers.common import ask
 from qsgd_hpc.jobs.words import counted, did_you_mean
 from qsgd_hpc.launch.frameworks import FRAMEWORKS, Framework
 

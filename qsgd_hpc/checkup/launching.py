@@ -15,16 +15,15 @@ from qsgd_hpc.checkup.finding import Finding, fault, note, ok
 from qsgd_hpc.env import home
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.sites import choose, find_host, load, names
-from qsgd_hpc.jobs.sites.merge import dotted, merged, unconfirmed
+from qsgd_hpc.jobs.sites.files import dotted, merged, package_faults, unconfirmed
 from qsgd_hpc.jobs.sites.profile import Site
-from qsgd_hpc.jobs.sites.sources import package_faults
 from qsgd_hpc.launch.claims import no_mpi
 from qsgd_hpc.launch.cluster import Network
 from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.launch.cluster.links import ClusterError
-from qsgd_hpc.launch.meeting import meeting, taken_port
 from qsgd_hpc.launch.mpi import Library, find_launcher, find_library
 from qsgd_hpc.launch.options import RunOptions
+from qsgd_hpc.launch.rendezvous import rendezvous, taken_port
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = ["emulated_network", "job_folder", "mpi", "site", "torchrun"]
@@ -39,7 +38,7 @@ def torchrun() -> list[Finding]:
     if find_spec("torch") is None:
         return []
     try:
-        with meeting(RunOptions(2, ("script.py",)), os.environ) as place:
+        with rendezvous(RunOptions(2, ("script.py",)), os.environ) as place:
             where = f"{place.address}, port {place.port}" if place else ""
     except (OSError, UsageError) as error:
         return [note(TORCHRUN, f"no address at which ranks could meet: {error}")]

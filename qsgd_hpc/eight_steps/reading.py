@@ -43,7 +43,7 @@ from qsgd_hpc.eight_steps.tree import (
 )
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.frameworks import FRAMEWORKS
-from qsgd_hpc.launch.program import notebook_fault
+from qsgd_hpc.launch.options import notebook_fault
 
 __all__ = [
     "Binding",

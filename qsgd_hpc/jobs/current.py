@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from qsgd_hpc.errors import LaunchError, UsageError
+from qsgd_hpc.jobs import registry
+from qsgd_hpc.jobs.events import with_own_record
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.records.events import with_own_record
 from qsgd_hpc.jobs.schedulers import scheduler
 
 __all__ = [
@@ -161,7 +161,7 @@ def stop(job_id: str) -> Job:
             f"{job.id} is {job.state.value}; only a running job can stop at a checkpoint. To "
             f"end a waiting job, use `qsgd-hpc cancel {job.id}`."
         )
-    tasks = [job.directory / f"task-{n}" for n in range(len(job.request.tasks))]
+    tasks = map(job.task_directory, range(len(job.request.tasks)))
     for folder in (job.directory, *tasks):  # the array first: no other task starts
         if folder.is_dir():
             registry.write_file(folder / "stop", "")

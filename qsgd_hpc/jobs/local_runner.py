@@ -28,11 +28,10 @@ from pathlib import Path
 from types import FrameType
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs.model import Job, JobState, Progress
+from qsgd_hpc.jobs import registry
+from qsgd_hpc.jobs.events import end_of, read_events, task_counts, why_not_run
+from qsgd_hpc.jobs.model import Job, JobState, Progress, dependency
 from qsgd_hpc.jobs.processes import KILL_GRACE_S, STOP_S, adopt_orphans, alive, end_all, identity
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.records.events import end_of, read_events, task_counts, why_not_run
-from qsgd_hpc.jobs.request.dependencies import unmet
 from qsgd_hpc.jobs.words import clock
 
 __all__ = ["main"]
@@ -93,7 +92,7 @@ def _run_in_turn(job: Job) -> None:
     progress = Progress()
     try:
         with _turn(job):
-            if failed := unmet(job):
+            if failed := _unmet(job):
                 why = f"{failed}, on which it depends, did not complete"
                 progress = Progress(JobState.CANCELLED, why=why)
             else:
@@ -106,6 +105,19 @@ def _run_in_turn(job: Job) -> None:
     finally:
         signal.signal(signal.SIGTERM, _ignore)
         _record_end(job, dataclasses.replace(progress, ended_at=time.time()))
+
+
+def _unmet(job: Job) -> str | None:
+    """Return the id of a dependency that did not complete, or None."""
+    for word in job.request.after:
+        kind, job_id = dependency(word)
+        try:
+            state = registry.load(job_id).state
+        except UsageError:
+            continue
+        if kind == "ok" and state is not JobState.COMPLETED:
+            return job_id
+    return None
 
 
 def _record_end(job: Job, progress: Progress) -> None:

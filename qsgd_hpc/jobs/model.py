@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.launch.options import tells_of_torchrun
+from qsgd_hpc.launch.options import wants_torchrun
 
-__all__ = ["Job", "JobRequest", "JobState", "Progress"]
+__all__ = ["Job", "JobRequest", "JobState", "Progress", "dependency"]
 
 
 class JobState(str, Enum):
@@ -169,7 +169,7 @@ class JobRequest:
     @property
     def sets_torchrun(self) -> bool:
         """Whether torchrun's variables are set for the ranks."""
-        return tells_of_torchrun(self.torchrun, self.horovod)
+        return wants_torchrun(self.torchrun, self.horovod)
 
     @property
     def is_python(self) -> bool:
@@ -192,6 +192,15 @@ class JobRequest:
     def ranks(self) -> int:
         """Ranks of the whole job."""
         return self.nodes * (self.ranks_per_node or 1)
+
+
+def dependency(word: str) -> tuple[Literal["ok", "any"], str]:
+    """Return (kind, job id) of a word of ``after``.
+
+    ``any``: the job only has to end; ``ok``: it must complete.
+    """
+    kind, _, job_id = word.rpartition(":")
+    return ("any", job_id) if kind == "any" else ("ok", word)
 
 
 @dataclass(frozen=True)
@@ -282,7 +291,15 @@ class Job:
         """Standard output and standard error of all ranks."""
         return self.directory / "output.log"
 
+    def log_path_of(self, index: str) -> Path:
+        """Output of a task of an array, by its index or a placeholder; else :attr:`log_path`."""
+        return self.directory / f"output-{index}.log" if self.request.array else self.log_path
+
     def task_log_path(self, task: int) -> Path:
         """Output of one task of an array."""
         number = task + 1 if self.scheduler == "lsf" else task  # LSF counts from 1
         return self.directory / f"output-{number}.log"
+
+    def task_directory(self, task: int) -> Path:
+        """The folder of the events of one task of an array."""
+        return self.directory / f"task-{task}"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,15 +27,10 @@ def identity(pid: int) -> str | None:
     together with the boot id is not.
     """
     fields = _stat(pid)
-    if fields is not None:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-        return None if fields[0] in "ZX" else f"{boot}:{fields[19]}"
-    if _PROC.joinpath("self").exists():
+    if fields is None or fields[0] in "ZX":
         return None
-    found = subprocess.run(
-        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or None
+    boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}:{fields[19]}"
 
 
 def alive(pid: int | None, known_identity: str | None) -> bool:
@@ -56,21 +50,21 @@ def adopt_orphans() -> None:
     """Become the parent of every descendant whose parent dies, so that :func:`members` finds it.
 
     Launchers put ranks into separate sessions, which a signal to the job's group does not reach.
-    Linux only; elsewhere, a process whose parent has died is not found.
     """
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def members(root: int, *, session: bool = False) -> list[int]:
     """Return the living descendants of ``root``; with ``session``, the members of its session."""
     children: dict[int, list[int]] = {}
     same: list[int] = []
-    for pid, parent, leader, state in _table():
-        if state in "ZX":
+    for entry in _PROC.glob("[0-9]*"):
+        pid = int(entry.name)
+        fields = _stat(pid)
+        if not fields or fields[0] in "ZX":
             continue
-        children.setdefault(parent, []).append(pid)
-        if leader == root:
+        children.setdefault(int(fields[1]), []).append(pid)
+        if int(fields[3]) == root:
             same.append(pid)
     if session:
         return same
@@ -81,19 +75,6 @@ def members(root: int, *, session: bool = False) -> list[int]:
         found += below
         queue += below
     return found
-
-
-def _table() -> Iterator[tuple[int, int, int, str]]:
-    """Yield (process, parent, session, state letter); without /proc, the group as the session."""
-    for entry in _PROC.glob("[0-9]*"):
-        if fields := _stat(int(entry.name)):
-            yield int(entry.name), int(fields[1]), int(fields[3]), fields[0]
-    if not _PROC.joinpath("self").exists():
-        argv = ["ps", "-axo", "pid=,ppid=,pgid=,stat="]
-        shown = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
-        for line in shown.splitlines():
-            pid, parent, group, state = line.split()[:4]
-            yield int(pid), int(parent), int(group), state[0]
 
 
 def _send(pids: Iterable[int], number: signal.Signals) -> None:

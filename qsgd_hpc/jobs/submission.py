@@ -17,18 +17,16 @@ from typing import Any
 
 from qsgd_hpc._notices import tell
 from qsgd_hpc.errors import LaunchError, UsageError
+from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.current import chain, continued_by, get
-from qsgd_hpc.jobs.model import Job, JobRequest, JobState
+from qsgd_hpc.jobs.events import read_events
+from qsgd_hpc.jobs.model import Job, JobRequest, JobState, dependency
 from qsgd_hpc.jobs.processes import alive
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.records.events import read_events
-from qsgd_hpc.jobs.request.dependencies import dependencies
 from qsgd_hpc.jobs.request.prepare import prepare
 from qsgd_hpc.jobs.request.validate import default_stop_before
 from qsgd_hpc.jobs.schedulers import scheduler
-from qsgd_hpc.jobs.schedulers.command import UnconfirmedError, mark
-from qsgd_hpc.jobs.schedulers.progress import SETTLE_S
-from qsgd_hpc.jobs.script.render import Place, Tools, render_script
+from qsgd_hpc.jobs.schedulers.common import SETTLE_S, Dependency, UnconfirmedError, mark
+from qsgd_hpc.jobs.script import Place, Tools, render_script
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
@@ -187,7 +185,7 @@ def _half_done(job: Job | None) -> Path | None:
 def _to_scheduler(job: Job) -> Job:
     """Submit a registered job to its scheduler; a refused job is removed."""
     try:
-        progress = scheduler(job.scheduler).submit(job, dependencies(job))
+        progress = scheduler(job.scheduler).submit(job, _dependencies(job))
     except LaunchError as error:
         if not isinstance(error, UnconfirmedError):
             _forget(job)
@@ -205,6 +203,27 @@ def _to_scheduler(job: Job) -> Job:
                 f"({error.strerror}): free some space, then `qsgd-hpc status {job.id}` finds it"
             )
     return dataclasses.replace(job, progress=progress)
+
+
+def _dependencies(job: Job) -> list[Dependency]:
+    """Return the dependencies for the scheduler, without jobs that have ended.
+
+    Raises:
+        LaunchError: the scheduler has not confirmed such a job, so that none can wait for it.
+    """
+    found = []
+    for word in job.request.after:
+        kind, job_id = dependency(word)
+        other = registry.load(job_id)
+        if other.state.ended or other.scheduler == "local":
+            continue
+        if other.progress.scheduler_id is None:
+            raise LaunchError(
+                f"nothing was submitted: it would wait for {job_id}, which its scheduler has not "
+                f"confirmed. Try again when `qsgd-hpc status {job_id}` shows a scheduler id."
+            )
+        found.append(Dependency(kind, other.progress.scheduler_id))
+    return found
 
 
 def _confirmed(job_id: str) -> Job | None:
@@ -352,7 +371,7 @@ def _claim_key(key: str, job_id: str) -> str:
     """
     path = _key_path(key)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    draft = registry.unused_name(path)
     registry.write_file(draft, job_id)
     try:
         while True:
@@ -369,7 +388,7 @@ def _claim_key(key: str, job_id: str) -> str:
 
 def _discard_key(path: Path) -> None:
     """Remove a key whose job was not submitted or was deleted, unless it was claimed meanwhile."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    aside = registry.unused_name(path)
     try:
         path.rename(aside)
     except FileNotFoundError:

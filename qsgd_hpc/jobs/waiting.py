@@ -13,10 +13,10 @@ from pathlib import Path
 from qsgd_hpc import env
 from qsgd_hpc._notices import muted
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.current import get, refreshed
+from qsgd_hpc.jobs.events import last_event_at, read_events
 from qsgd_hpc.jobs.model import Job, JobState
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.records.events import last_event_at, read_events
 from qsgd_hpc.jobs.schedulers.local import other_host
 from qsgd_hpc.jobs.words import listing
 
@@ -115,7 +115,7 @@ def _has_recorded_end(job: Job) -> bool:
     tasks = len(job.request.tasks)
     if tasks > TASKS_LOOKED_AT:
         return False
-    folders = [job.directory / f"task-{n}" for n in range(tasks)] or [job.directory]
+    folders = [job.task_directory(n) for n in range(tasks)] or [job.directory]
     return all(
         (events := read_events(folder)) and events[-1]["event"] in _LAST for folder in folders
     )

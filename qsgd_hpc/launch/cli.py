@@ -24,18 +24,15 @@ from qsgd_hpc.launch.horovod_flags import (
     refuse_discovery,
     variables_and_remarks,
 )
-from qsgd_hpc.launch.meeting import meeting
 from qsgd_hpc.launch.mpi import find_launcher, find_library
 from qsgd_hpc.launch.option_types import (
-    BITS_HELP,
-    WEIGHT_BITS,
-    WEIGHT_HELP,
-    Bits,
     GroupedCommand,
     GroupedOption,
     TranslatingCommand,
+    training_options,
 )
 from qsgd_hpc.launch.options import RunOptions, chosen_hosts
+from qsgd_hpc.launch.rendezvous import rendezvous
 from qsgd_hpc.launch.run import plan
 from qsgd_hpc.launch.run import run as launch
 
@@ -43,7 +40,6 @@ __all__ = ["build_table", "run"]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 where: Callable[..., Decorator] = partial(click.option, cls=GroupedOption, group="Ranks and hosts")
-training: Callable[..., Decorator] = partial(click.option, cls=GroupedOption, group="Training")
 output: Callable[..., Decorator] = partial(click.option, cls=GroupedOption, group="Output")
 PATH = click.Path(path_type=Path)
 
@@ -139,15 +135,7 @@ class _Run(TranslatingCommand, GroupedCommand):
 )
 @where("--host-discovery-script", hidden=True)
 @click.version_option(__version__, prog_name="qsgd-hpc", hidden=True)
-@training("--bits", type=Bits(), metavar="B", help=BITS_HELP)
-@training("--weight-bits", type=WEIGHT_BITS, metavar="B", help=WEIGHT_HELP)
-@training("--horovod", is_flag=True, help='Let "import horovod" in the script mean qsgd-hpc.')
-@training(
-    "--torchrun/--no-torchrun",
-    default=None,
-    help="Set torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ... "
-    "Default: yes, except with --horovod.",
-)
+@training_options(cls=GroupedOption, group="Training")
 @output("--prefix-output", is_flag=True, help="Put [rank] before every line.")
 @output(
     "--prefix-output-with-timestamp",
@@ -286,7 +274,7 @@ def _words(option: str, text: str) -> tuple[str, ...]:
 
 def _show(options: RunOptions) -> None:
     checked = plan(options)
-    with meeting(checked.options, os.environ) as place:
+    with rendezvous(checked.options, os.environ) as place:
         command = checked.command(place=place)
     click.echo(f"# {checked.library.name}; {checked.launcher.version}")
     for name, value in command.env.items():

@@ -1,23 +1,24 @@
-"""Command lines that start the ranks: pure functions, one per launcher family."""
+"""Command lines that start the ranks, by a pure function per launcher family, and usable cores."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from qsgd_hpc.launch.cluster import keeper
 from qsgd_hpc.launch.cluster.network import LAUNCHER, SUBNET
-from qsgd_hpc.launch.meeting import Meeting
 from qsgd_hpc.launch.mpi import Family, Launcher
 from qsgd_hpc.launch.options import RunOptions, bits_variables, local_ranks, placement
+from qsgd_hpc.launch.rendezvous import Rendezvous
 from qsgd_hpc.launch.schedulers import in_batch_job
 from qsgd_hpc.launch.supervise import COLON
 
-__all__ = ["Command", "Machine", "build_command"]
+__all__ = ["Command", "Machine", "build_command", "usable_cores"]
 
 ENTER = Path(keeper.__file__).with_name("enter.sh")
 SUPERVISOR = Path(__file__).with_name("supervise.py")
@@ -65,7 +66,7 @@ def build_command(
     environ: Mapping[str, str],
     *,
     token: str = "-",
-    meeting: Meeting | None = None,
+    rendezvous: Rendezvous | None = None,
 ) -> Command:
     """Return mpiexec's command line and environment.
 
@@ -75,15 +76,15 @@ def build_command(
         machine: this machine.
         environ: the inherited environment.
         token: marks this run's frames; "-" starts the ranks without output frames.
-        meeting: shared values for torch.distributed; None: none.
+        rendezvous: shared values for torch.distributed; None: none.
     """
     env = _environment(options, launcher, machine, environ)
-    if meeting is not None:
-        shared = {"MASTER_ADDR": meeting.address, "MASTER_PORT": str(meeting.port)}
+    if rendezvous is not None:
+        shared = {"MASTER_ADDR": rendezvous.address, "MASTER_PORT": str(rendezvous.port)}
         env |= {name: value for name, value in shared.items() if name not in {**environ, **env}}
     # Slurm forwards at most 1024 bytes of output in one piece, the others 4096 or more.
     frame_bytes = "1000" if launcher.family is Family.SRUN else "4096"
-    shared_values = meeting.word if meeting else "-"
+    shared_values = rendezvous.word if rendezvous else "-"
     supervisor = (sys.executable, "-I", "-S", str(SUPERVISOR), token, frame_bytes, shared_values)
     arguments = [COLON if argument == ":" else argument for argument in options.command]
     program = [*supervisor, *arguments]
@@ -211,3 +212,55 @@ def _srun(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> 
         flags += ["--nodes", str(len(options.hosts)), "--distribution=block"]
         flags += ["--ntasks-per-node", str(local_ranks(options))]
     return [*flags, "--export=ALL"]
+
+
+def usable_cores(
+    membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """Return the number of cores that this process can use: its affinity's, within its CPU quota.
+
+    Containers are often limited by a quota (``docker run --cpus=2``, a Kubernetes limit). All cores
+    of the machine are then visible, and as many threads would be stopped for most of the time. A
+    quota of 1.5 cores counts as 2.
+
+    Args:
+        membership: the kernel's list of this process's control groups.
+        root: the folder in which these are mounted.
+    """
+    cores = len(os.sched_getaffinity(0))
+    for folder in _groups(membership, root):
+        with contextlib.suppress(OSError, ValueError):
+            quota_us, period_us = _quota(folder)
+            cores = min(cores, max(1, -(-quota_us // period_us)))
+    return cores
+
+
+def _groups(membership: Path, root: Path) -> Iterator[Path]:
+    """Yield the folders whose quotas apply to this process: its groups and those above them."""
+    try:
+        lines = membership.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        own = root / controllers if controllers else root
+        # Without a namespace of its own, a container sees its path on the host, at another root.
+        inner = Path(path.lstrip("/"))
+        yield from (own / each for each in (inner, *inner.parents))
+
+
+def _quota(folder: Path) -> tuple[int, int]:
+    """Return time and period of a quota, in microseconds.
+
+    Raises:
+        OSError, ValueError: there is none.
+    """
+    if (both := folder / "cpu.max").exists():
+        quota_us, period_us = map(int, both.read_text().split())  # ValueError for "max"
+        return quota_us, period_us
+    quota_us = int((folder / "cpu.cfs_quota_us").read_text())
+    if quota_us <= 0:
+        raise ValueError("no limit")
+    return quota_us, int((folder / "cpu.cfs_period_us").read_text())

@@ -25,7 +25,7 @@ import cloudpickle
 
 from qsgd_hpc.errors import LaunchError, RankFailedError
 from qsgd_hpc.launch.hold_port import own_addresses
-from qsgd_hpc.launch.outcome import list_ranks
+from qsgd_hpc.launch.output import list_ranks
 
 __all__ = ["VARIABLE", "Exchange", "Failure", "Returned", "answer", "dumps_by_value", "fetch"]
 

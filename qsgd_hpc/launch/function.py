@@ -77,7 +77,7 @@ def run(
     from qsgd_hpc.launch.horovod_flags import unused_arguments
     from qsgd_hpc.launch.options import RunOptions, chosen_hosts
     from qsgd_hpc.launch.run import run as launch
-    from qsgd_hpc.launch.session import say
+    from qsgd_hpc.launch.run import say
 
     for remark in unused_arguments(horovods):
         say(remark)

@@ -16,15 +16,13 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.option_types import GroupedOption
 
 __all__ = [
-    "ALSO",
-    "CHANGES_NOTHING",
     "GROUP",
+    "IGNORED",
     "SETTINGS",
     "horovod_options",
     "read_config",
     "refuse_discovery",
     "unused_arguments",
-    "values_after",
     "variables_and_remarks",
 ]
 
@@ -58,6 +56,25 @@ class Setting:
     def name(self) -> str:
         """The name as a Python argument."""
         return name_of(self.option)
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """One flag that has no effect.
+
+    Args:
+        option: its name on the command line.
+        why: why it has no effect.
+        also: other names of it.
+        values: number of its values.
+        key: its section and key in a configuration file, if it has one.
+    """
+
+    option: str
+    why: str
+    also: tuple[str, ...] = ()
+    values: int = 1
+    key: tuple[str, str] | None = None
 
 
 def _on_off(value: bool) -> str:
@@ -108,70 +125,45 @@ SETTINGS = (
 _TUNER = "the autotuner of qsgd-hpc has no such parameter"
 _FIXED = "the number of ranks of a job is fixed by -np"
 _STAMP = "the engine's messages have no timestamps; --prefix-output-with-timestamp adds them"
-CHANGES_NOTHING: dict[str, str] = {
-    "--gloo": "MPI starts the ranks; the script needs no change",
-    "--mpi": "MPI is always used",
-    "--jsrun": "the launcher of the MPI in use starts the ranks",
-    "--disable-cache": "results of host checks are not cached",
-    "--ssh-port": "mpiexec starts the ranks; set Port for the host in ~/.ssh/config",
-    "--ssh-identity-file": "mpiexec starts the ranks; set IdentityFile in ~/.ssh/config",
-    "--min-np": _FIXED,
-    "--max-np": _FIXED,
-    "--slots-per-host": _FIXED,
-    "--elastic-timeout": _FIXED,
-    "--reset-limit": _FIXED,
-    "--blacklist-cooldown-range": _FIXED,
-    "--hierarchical-allgather": "the algorithm is chosen by the layout of the ranks",
-    "--autotune-warmup-samples": _TUNER,
-    "--autotune-steps-per-sample": _TUNER,
-    "--autotune-bayes-opt-max-samples": _TUNER,
-    "--autotune-gaussian-process-noise": _TUNER,
-    "--mpi-threads-disable": "the engine needs an MPI with threads",
-    "--tcp": "MPI chooses the network; --network-interfaces restricts it",
-    "--num-nccl-streams": "the engine has one stream on each GPU",
-    "--thread-affinity": "the engine's thread sleeps when idle and shares the rank's cores",
-    "--gloo-timeout-seconds": "gloo is not used",
-    "--log-with-timestamp": _STAMP,
-    "--log-without-timestamp": _STAMP,
-    "--log-hide-timestamp": _STAMP,
-}
-"""Flags of horovodrun that have no effect, and the reason."""
-
-# Aliases of these flags.
-ALSO: dict[str, tuple[str, ...]] = {
-    "--min-np": ("--min-num-proc",),
-    "--max-np": ("--max-num-proc",),
-    "--ssh-port": ("-p",),
-    "--ssh-identity-file": ("-i",),
-    "--hierarchical-allgather": ("--no-hierarchical-allgather",),
-    "--mpi-threads-disable": ("--no-mpi-threads-disable",),
-    "--log-hide-timestamp": ("--no-log-hide-timestamp",),
-}
-# The number of values of a flag, if it is not 1.
-_VALUES = {
-    "--blacklist-cooldown-range": 2,
-    **dict.fromkeys(("--gloo", "--mpi", "--jsrun", "--tcp", "--disable-cache"), 0),
-    **dict.fromkeys(("--hierarchical-allgather", "--mpi-threads-disable"), 0),
-    **{name: 0 for name, why in CHANGES_NOTHING.items() if why is _STAMP},
-}
-# Section and key in a configuration file.
-_SECTIONS = {
-    "--hierarchical-allgather": ("params", "hierarchical_allgather"),
-    "--autotune-warmup-samples": ("autotune", "warmup_samples"),
-    "--autotune-steps-per-sample": ("autotune", "steps_per_sample"),
-    "--autotune-bayes-opt-max-samples": ("autotune", "bayes_opt_max_samples"),
-    "--autotune-gaussian-process-noise": ("autotune", "gaussian_process_noise"),
-    "--mpi-threads-disable": ("library_options", "mpi_threads_disable"),
-    "--num-nccl-streams": ("library_options", "num_nccl_streams"),
-    "--thread-affinity": ("library_options", "thread_affinity"),
-    "--gloo-timeout-seconds": ("library_options", "gloo_timeout_seconds"),
-    "--log-with-timestamp": ("logging", "with_timestamp"),
-}
-
-
-def values_after(option: str) -> int:
-    """Return the number of values of a flag that has no effect."""
-    return _VALUES.get(option, 1)
+_IGNORED = (
+    Ignored("--gloo", "MPI starts the ranks; the script needs no change", values=0),
+    Ignored("--mpi", "MPI is always used", values=0),
+    Ignored("--jsrun", "the launcher of the MPI in use starts the ranks", values=0),
+    Ignored("--disable-cache", "results of host checks are not cached", values=0),
+    Ignored("--ssh-port", "mpiexec starts the ranks; set Port for the host in ~/.ssh/config",
+            also=("-p",)),
+    Ignored("--ssh-identity-file", "mpiexec starts the ranks; set IdentityFile in ~/.ssh/config",
+            also=("-i",)),
+    Ignored("--min-np", _FIXED, also=("--min-num-proc",)),
+    Ignored("--max-np", _FIXED, also=("--max-num-proc",)),
+    Ignored("--slots-per-host", _FIXED),
+    Ignored("--elastic-timeout", _FIXED),
+    Ignored("--reset-limit", _FIXED),
+    Ignored("--blacklist-cooldown-range", _FIXED, values=2),
+    Ignored("--hierarchical-allgather", "the algorithm is chosen by the layout of the ranks",
+            also=("--no-hierarchical-allgather",),
+            values=0, key=("params", "hierarchical_allgather")),
+    Ignored("--autotune-warmup-samples", _TUNER, key=("autotune", "warmup_samples")),
+    Ignored("--autotune-steps-per-sample", _TUNER, key=("autotune", "steps_per_sample")),
+    Ignored("--autotune-bayes-opt-max-samples", _TUNER, key=("autotune", "bayes_opt_max_samples")),
+    Ignored("--autotune-gaussian-process-noise", _TUNER,
+            key=("autotune", "gaussian_process_noise")),
+    Ignored("--mpi-threads-disable", "the engine needs an MPI with threads",
+            also=("--no-mpi-threads-disable",),
+            values=0, key=("library_options", "mpi_threads_disable")),
+    Ignored("--tcp", "MPI chooses the network; --network-interfaces restricts it", values=0),
+    Ignored("--num-nccl-streams", "the engine has one stream on each GPU",
+            key=("library_options", "num_nccl_streams")),
+    Ignored("--thread-affinity", "the engine's thread sleeps when idle and shares the rank's cores",
+            key=("library_options", "thread_affinity")),
+    Ignored("--gloo-timeout-seconds", "gloo is not used",
+            key=("library_options", "gloo_timeout_seconds")),
+    Ignored("--log-with-timestamp", _STAMP, values=0, key=("logging", "with_timestamp")),
+    Ignored("--log-without-timestamp", _STAMP, values=0),
+    Ignored("--log-hide-timestamp", _STAMP, also=("--no-log-hide-timestamp",), values=0),
+)  # fmt: skip
+IGNORED = {each.option: each for each in _IGNORED}
+"""Flags of horovodrun that have no effect, by option."""
 
 
 def variables_of(values: Mapping[str, Any]) -> dict[str, str]:
@@ -221,7 +213,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[str]]:
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"--config-file {path}: {error}") from None
     places = {setting.key: setting for setting in SETTINGS}
-    without_effect = {key: option for option, key in _SECTIONS.items()}
+    without_effect = {each.key: option for option, each in IGNORED.items() if each.key}
     values: dict[str, Any] = {}
     unused, faults = [], []
     for key, value in _leaves(content):
@@ -270,10 +262,11 @@ GROUP = "Tuning and observing, as horovodrun"
 
 def horovod_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options to a command; its function gets them as keyword arguments."""
-    for option in reversed(CHANGES_NOTHING):
-        count = values_after(option)
-        value: dict[str, Any] = {"nargs": count} if count else {"is_flag": True, "default": None}
-        names = (option, *ALSO.get(option, ()), name_of(option))
+    for option, flag in reversed(IGNORED.items()):
+        value: dict[str, Any] = {"is_flag": True, "default": None}
+        if flag.values:
+            value = {"nargs": flag.values}
+        names = (option, *flag.also, name_of(option))
         function = click.option(*names, hidden=True, **value)(function)
     for setting in reversed(SETTINGS):
         function = _option(setting)(function)
@@ -303,8 +296,8 @@ def variables_and_remarks(
     """
     values, unused = ({}, []) if config is None else read_config(config)
     values |= {name: value for name, value in given.items() if value is not None}
-    unused += [each for each in CHANGES_NOTHING if given.get(name_of(each))]
-    return variables_of(values), [f"{each}: {CHANGES_NOTHING[each]}" for each in unused]
+    unused += [each for each in IGNORED if given.get(name_of(each))]
+    return variables_of(values), [f"{each}: {IGNORED[each].why}" for each in unused]
 
 
 # Arguments of Horovod's run() whose flags have other names.
@@ -348,9 +341,9 @@ def unused_arguments(arguments: Mapping[str, Any]) -> list[str]:
         if name == "host_discovery_script":
             refuse_discovery(value, name, "in hosts=", "np=")
             continue
-        reason = CHANGES_NOTHING.get(_FLAGS.get(name, f"--{name.replace('_', '-')}"))
-        if reason is None:
+        flag = IGNORED.get(_FLAGS.get(name, f"--{name.replace('_', '-')}"))
+        if flag is None:
             raise TypeError(f"run() got an unexpected keyword argument {name!r}")
         if value:
-            remarks.append(f"{name}={value!r}: {reason}; the argument has no effect")
+            remarks.append(f"{name}={value!r}: {flag.why}; the argument has no effect")
     return remarks

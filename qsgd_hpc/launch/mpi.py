@@ -41,7 +41,7 @@ path = loaded["loaded_library"]()
 text = MPI.Get_library_version().strip(" \\0")
 print(json.dumps([text, MPI.get_vendor(), path and str(path), loaded["pip_package"](path)]))
 """
-_LOADED = Path(__file__).with_name("loaded.py")
+_CLAIMS = Path(__file__).with_name("claims.py")
 
 
 class Family(str, Enum):
@@ -94,7 +94,7 @@ def find_library(python: str = sys.executable, environ: Mapping[str, str] | None
     """
     try:
         done = subprocess.run(
-            [python, "-c", _PROBE, str(_LOADED)],
+            [python, "-c", _PROBE, str(_CLAIMS)],
             env=environ,
             capture_output=True,
             text=True,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import click
@@ -11,24 +12,10 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.options import CHOICES_OF_BITS, is_choice_of_bits
 from qsgd_hpc.rules import AUTO_BITS
 
-__all__ = [
-    "BITS_HELP",
-    "WEIGHT_BITS",
-    "WEIGHT_HELP",
-    "Bits",
-    "GroupedCommand",
-    "GroupedOption",
-    "TranslatingCommand",
-]
-
-WEIGHT_BITS = click.IntRange(2, 8)
-WEIGHT_HELP = "Bits per element of the weights that FSDP2 gathers: 2 to 8. Default: uncompressed."
-BITS_HELP = (
-    "Bits per gradient element: 1 to 8; 32: off; auto: 8, 4 or off, whichever is fastest here."
-)
+__all__ = ["GroupedCommand", "GroupedOption", "TranslatingCommand", "training_options"]
 
 
-class Bits(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+class _Bits(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
     """A value of QSGD_BITS."""
 
     name = "bits"
@@ -39,6 +26,46 @@ class Bits(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4
         if not is_choice_of_bits(bits):
             self.fail(f"{value}: {CHOICES_OF_BITS}", param, ctx)
         return bits  # type: ignore[no-any-return]
+
+
+def training_options(**kwargs: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds the options on how the ranks train, with these arguments."""
+    options = (
+        click.option(
+            "--bits",
+            type=_Bits(),
+            metavar="B",
+            help="Bits per gradient element: 1 to 8; 32: off; auto: 8, 4 or off, whichever is "
+            "fastest here.",
+            **kwargs,
+        ),
+        click.option(
+            "--weight-bits",
+            type=click.IntRange(2, 8),
+            metavar="B",
+            help="Bits per element of the weights that FSDP2 gathers: 2 to 8. Default: "
+            "uncompressed.",
+            **kwargs,
+        ),
+        click.option(
+            "--horovod",
+            is_flag=True,
+            help='Let "import horovod" in the script mean qsgd-hpc.',
+            **kwargs,
+        ),
+        click.option(
+            "--torchrun/--no-torchrun",
+            default=None,
+            help="Set torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ... "
+            "Default: yes, except with --horovod.",
+            **kwargs,
+        ),
+    )
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        return functools.reduce(lambda done, option: option(done), reversed(options), function)
+
+    return add
 
 
 class GroupedOption(click.Option):

@@ -4,14 +4,14 @@
 standard library only, and starts in about 15 ms. The rank is a child in its own process group and
 inherits every descriptor (including MPICH's PMI socket). Its output is sent on this process's
 stderr as *frames*, one line of printable text each, which ``mpiexec`` does not change, however it
-handles lines and buffers. ``qsgd_hpc.launch.frames`` reads them.
+handles lines and buffers. ``qsgd_hpc.launch.output`` reads them.
 
 A frame is written only when the pipe is empty and is never longer than the smallest buffer on the
 path, so that no reader can split it and insert another rank's bytes.
 
-Usage: supervise.py TOKEN FRAME_BYTES MEETING COMMAND...
-With a TOKEN of ``-`` there are no frames: the command then replaces this process. MEETING is a
-``meeting.Meeting.word``, from which torchrun's variables are set for the rank, or ``-``.
+Usage: supervise.py TOKEN FRAME_BYTES RENDEZVOUS COMMAND...
+With a TOKEN of ``-`` there are no frames: the command then replaces this process. RENDEZVOUS is a
+``rendezvous.Rendezvous.word``, from which torchrun's variables are set for the rank, or ``-``.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ __all__ = [
     "launched_rank",
     "main",
     "slurm_tasks_here",
+    "sweep_shared_memory",
     "torchrun_variables",
 ]
 
@@ -68,6 +69,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 _KILL_AFTER_S = 4.0  # between SIGTERM and SIGKILL; below what mpiexec and schedulers allow
 _STOP_S = 28.0  # the same, if the rank has a handler: it may write a checkpoint; Slurm allows 30 s
 _LEFTOVER_S = 2.0  # for processes that a rank left behind
+
+_SHARED_MEMORY = "/dev/shm"
+# MPICH 4 and later, MPICH 3; Open MPI 5, Open MPI 4.
+_MPI_FILES = ("mpich_shm_", "mpich_shar_tmp", "sm_segment.", "vader_segment.")
+# Time stamps of files lag behind the clock by up to a tick of the kernel.
+_TICK_S = 0.05
 
 
 def encode(token: bytes, kind: bytes, rank: int, payload: bytes) -> bytes:
@@ -115,12 +122,77 @@ def _run_child(command: list[str], out: int, err: int, watcher: int) -> None:
         os._exit(127 if error.errno == errno.ENOENT else 126)
 
 
-def _clear_shared_memory(since_s: float) -> None:
-    """Remove files that the ranks' MPI has left on this node, if no rank is left."""
-    import runpy  # imported here to start faster
+def sweep_shared_memory(since_s: float, folder: str = _SHARED_MEMORY) -> list[str]:
+    """Remove shared-memory files that MPI does not remove when its ranks are killed.
 
-    path = os.path.join(os.path.dirname(__file__), "shared_memory.py")  # noqa: PTH118, PTH120
-    runpy.run_path(path)["sweep"](since_s)
+    MPICH and Open MPI have such files while a job runs and remove them in ``MPI_Finalize``, which a
+    killed rank does not call; the memory would then be lost until the machine restarts. A file is
+    removed if its name is an MPI's, it belongs to this user, it is not older than the run, and no
+    living process has it mapped or open. MPI maps its files as long as a rank of the job lives, so
+    files of other jobs are never removed.
+
+    Args:
+        since_s: beginning of the run, in seconds since 1970; older files are not its own.
+        folder: the folder of shared memory.
+
+    Returns:
+        The names of the removed files.
+    """
+    left = set(_left_files(since_s, folder))
+    for pid in _own_processes() if left else ():
+        left -= _used_by(pid, left)
+        if not left:
+            break
+    removed = []
+    for path in sorted(left):
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # noqa: PTH108 (pathlib is slow to import)
+            removed.append(os.path.basename(path))  # noqa: PTH119
+    return removed
+
+
+def _left_files(since_s: float, folder: str) -> list[str]:
+    found = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                facts = entry.stat(follow_symlinks=False)
+                is_own = facts.st_uid == os.getuid() and facts.st_mtime >= since_s - _TICK_S
+                if entry.name.startswith(_MPI_FILES) and is_own:
+                    found.append(entry.path)
+    return found
+
+
+def _own_processes() -> list[int]:
+    found = []
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
+                    found.append(int(entry.name))
+    return found
+
+
+def _used_by(pid: int, paths: set[str]) -> set[str]:
+    """Return which of the files a process has mapped or open.
+
+    Ended processes use none. Processes that their owner may not inspect are not ranks, because MPI
+    itself inspects the memory of ranks.
+    """
+    used = set()
+    try:
+        # Check descriptors before maps: a starting rank opens, maps and closes its file, and would
+        # be missed in the opposite order.
+        for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
+            with contextlib.suppress(FileNotFoundError):
+                used |= paths & {os.readlink(f"/proc/{pid}/fd/{name}")}  # noqa: PTH115
+        with open(f"/proc/{pid}/maps") as lines:  # noqa: PTH123
+            for line in lines:
+                # Address, rights, offset, device and inode have no slash; the path begins with one.
+                used |= paths & {"/" + line.rstrip("\n").partition("/")[2]}
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        pass
+    return used
 
 
 def _clean_up(group: int, since_s: float) -> None:
@@ -128,7 +200,7 @@ def _clean_up(group: int, since_s: float) -> None:
     gone_by_s = time.monotonic() + _LEFTOVER_S
     while _signal_group(group, signal.SIGKILL) and time.monotonic() < gone_by_s:
         time.sleep(0.01)
-    _clear_shared_memory(since_s)
+    sweep_shared_memory(since_s)
 
 
 def runs_a_job(pid: int) -> bool:
@@ -406,21 +478,21 @@ def _reserve(port: int) -> socket.socket | None:
 
 def main(argv: list[str]) -> int:
     """Run one rank. Always returns 0: mpiexec would react to another code by ending all ranks."""
-    token, frame_bytes, meeting = argv[0], int(argv[1]), argv[2]
+    token, frame_bytes, rendezvous = argv[0], int(argv[1]), argv[2]
     command = [":" if argument == COLON else argument for argument in argv[3:]]
-    if meeting != "-":
-        os.environ.update(torchrun_variables(meeting, dict(os.environ)))
+    if rendezvous != "-":
+        os.environ.update(torchrun_variables(rendezvous, dict(os.environ)))
     if token == "-":
         os.execvp(command[0], command)
     supervisor = Supervisor(token.encode(), frame_bytes, launched_rank())
     pipes = supervisor.start(command)
-    port = int(meeting.split(",")[1]) if meeting != "-" and supervisor.rank == 0 else 0
+    port = int(rendezvous.split(",")[1]) if rendezvous != "-" and supervisor.rank == 0 else 0
     holder = _reserve(port) if port and os.environ["MASTER_PORT"] == str(port) else None
     supervisor.send(START, f"{supervisor.pid} {socket.gethostname()}".encode())
     supervisor.relay(pipes)
     if holder is not None:
         holder.close()
-    _clear_shared_memory(supervisor.began_s)
+    sweep_shared_memory(supervisor.began_s)
     supervisor.send(END, b"%d" % (supervisor.status or 0))
     return 0
 

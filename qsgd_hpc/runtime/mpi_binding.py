@@ -19,15 +19,18 @@ from typing import Any
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.claims import (
+    SHORT_ADDRESSES,
     LoadedMpi,
     broken_claim,
     claims,
+    is_installed,
+    loaded_library,
     no_mpi,
     not_connected,
+    pip_package,
     rank_of,
     under_pmi2_of_slurm,
 )
-from qsgd_hpc.launch.loaded import SHORT_ADDRESSES, is_installed, loaded_library, pip_package
 
 __all__ = [
     "Layout",

@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 from qsgd_hpc import cli as main
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.model import Job
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.schedulers import command, progress
-from qsgd_hpc.jobs.schedulers.command import Answer
+from qsgd_hpc.jobs.schedulers import common
+from qsgd_hpc.jobs.schedulers.common import Answer
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 COMMANDS = (
@@ -140,13 +140,13 @@ def submitted(fakes: Fakes, site: str, scheduler_id: str) -> Job:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the schedulers' time to learn of a new job be over."""
-    monkeypatch.setattr(progress, "SETTLE_S", 0.0)
+    monkeypatch.setattr(common, "SETTLE_S", 0.0)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for a hanging command only briefly."""
-    monkeypatch.setattr(command, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(common, "TIMEOUT_S", 0.5)
 
 
 def unconfirmed(fakes: Fakes, site: str) -> Job:

@@ -21,7 +21,7 @@ from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import Job, JobRequest, Progress
 from qsgd_hpc.jobs.model import JobState as S
 from qsgd_hpc.jobs.schedulers import pbs, slurm
-from qsgd_hpc.jobs.schedulers.command import Answer
+from qsgd_hpc.jobs.schedulers.common import Answer
 
 # What a job may be for its server; None: the server does not know it.
 TRUTHS = (None, "Q", "R", "done", "failed", "timeout")

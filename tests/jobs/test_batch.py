@@ -17,10 +17,10 @@ from rich.table import Table
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError, UsageError
+from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.model import Job, Progress
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.schedulers import command, pbs, progress, slurm
+from qsgd_hpc.jobs.schedulers import common, pbs, slurm
 from tests.jobs.fake_schedulers import SERVER, Fakes, cli, request, submitted
 
 S = jobs.JobState
@@ -78,7 +78,7 @@ def test_pbs_job_that_vanished_is_lost_with_the_likely_reason(
     job = submitted(fakes, "polaris", f"7.{SERVER}")
     fakes.replays("qstat", "pbs/vanished")
     assert jobs.get(job.id).state is S.QUEUED
-    monkeypatch.setattr(progress, "SETTLE_S", 0.0)
+    monkeypatch.setattr(common, "SETTLE_S", 0.0)
     lost = jobs.get(job.id)
     assert lost.state is S.LOST
     assert "routing queue" in lost.progress.why
@@ -212,7 +212,7 @@ def test_a_job_whose_id_cannot_be_recorded_is_submitted_once_and_found_again(
     assert shown.exit_code == 0
     assert "is submitted, as 4, but its id cannot be recorded (Disk quota exceeded)" in shown.output
     (job_id,) = registry.ids()
-    mark = command.mark(registry.load(job_id).directory)
+    mark = common.mark(registry.load(job_id).directory)
     fakes.says("squeue", f"4|PENDING|Priority||N/A|{mark}|/spool/script\n")
     assert registry.load(job_id).progress.scheduler_id is None
     assert jobs.get(job_id).progress.scheduler_id == "4"

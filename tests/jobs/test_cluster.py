@@ -8,10 +8,9 @@ import pytest
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import JobRequest, sites
-from qsgd_hpc.jobs.records.registry import request_from_json, request_to_json
+from qsgd_hpc.jobs.registry import request_from_json, request_to_json
 from qsgd_hpc.jobs.request.validate import fill, network_faults
-from qsgd_hpc.jobs.script.render import Place, Tools, render_script
-from qsgd_hpc.jobs.script.steps import Step, step_scripts
+from qsgd_hpc.jobs.script import Place, Step, Tools, render_script, step_scripts
 from qsgd_hpc.scaling.predict.fabric import fabric_of_site
 
 TOOLS = Tools("python3", ("qsgd-hpc",))

@@ -10,9 +10,9 @@ import pytest
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError, UsageError
+from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.commands import view
 from qsgd_hpc.jobs.model import Progress
-from qsgd_hpc.jobs.records import registry
 from qsgd_hpc.jobs.schedulers import Dependency, pbs, slurm
 from tests.jobs.fake_schedulers import SERVER, Fakes, request, submitted, unconfirmed
 

@@ -16,7 +16,7 @@ from qsgd_hpc.jobs.current import refreshed
 from qsgd_hpc.jobs.model import Job, JobRequest, Progress
 from qsgd_hpc.jobs.model import JobState as S
 from qsgd_hpc.jobs.schedulers import Dependency, cobalt, lsf, scheduler
-from qsgd_hpc.jobs.schedulers.command import Answer
+from qsgd_hpc.jobs.schedulers.common import Answer
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 from tests.jobs.fake_schedulers import Fakes
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from qsgd_hpc.jobs.events import NO_MEMORY, exit_words, read_events, with_own_record
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState, Progress
-from qsgd_hpc.jobs.records.events import NO_MEMORY, exit_words, read_events, with_own_record
 
 START = {"at": 100, "event": "start", "host": "nid1"}
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from qsgd_hpc.jobs.events import WALLTIME
 from qsgd_hpc.jobs.model import JobState as S
 from qsgd_hpc.jobs.model import Progress
-from qsgd_hpc.jobs.records.events import WALLTIME
 from qsgd_hpc.jobs.schedulers import pbs, slurm
-from qsgd_hpc.jobs.schedulers.command import Answer, UnconfirmedError, refusal
+from qsgd_hpc.jobs.schedulers.common import Answer, UnconfirmedError, refusal
 from qsgd_hpc.jobs.schedulers.pbs import array_progress, parse_qstat
 from qsgd_hpc.jobs.schedulers.slurm_answers import parse_sacct, parse_squeue
 from tests.jobs.fake_schedulers import recorded, recorded_names

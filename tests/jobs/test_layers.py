@@ -11,8 +11,8 @@ import pytest
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
-from qsgd_hpc.jobs.sites import sources
-from qsgd_hpc.jobs.sites.merge import merged
+from qsgd_hpc.jobs.sites import files
+from qsgd_hpc.jobs.sites.files import merged
 
 JOBS = Path(__file__).parents[2] / "jobs"
 Write = Callable[[str, str], Path]
@@ -26,9 +26,9 @@ def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("QSGD_SITE", raising=False)
     (tmp_path / "project" / "deep" / "er").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "project" / "deep" / "er")
-    sources._packages.cache_clear()
+    files._packages.cache_clear()
     yield
-    sources._packages.cache_clear()
+    files._packages.cache_clear()
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_home_folder_is_one_layer_and_not_two(
 ) -> None:
     monkeypatch.setenv("QSGD_HOME", str(tmp_path / "project" / ".qsgd-hpc"))
     _writer(tmp_path / "project" / ".qsgd-hpc" / "sites")("mine", TINY)
-    assert [source.layer for source in sources.sources("mine")] == ["user"]
+    assert [source.layer for source in files.sources("mine")] == ["user"]
 
 
 def test_extending_profile_inherits_facts_but_is_another_machine(user: Write) -> None:
@@ -235,7 +235,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
         (folder / name / "__init__.py").write_text("FOLDER = __path__[0] + '/deep'\n")
         monkeypatch.syspath_prepend(str(folder))
         monkeypatch.delitem(sys.modules, name, raising=False)
-        sources._packages.cache_clear()
+        files._packages.cache_clear()
         return folder / name
 
     return install
@@ -247,7 +247,7 @@ def test_package_brings_profiles_which_the_user_overrides(
     (package("uni_sites", "uni_sites") / "uni.yaml").write_text(TINY)
     user("uni", "description: mine\n")
     assert sites.load("uni").description == "mine"
-    layers = [source.layer for source in sources.sources("uni")]
+    layers = [source.layer for source in files.sources("uni")]
     assert layers == ["package uni_sites", "user"]
 
 
@@ -272,6 +272,6 @@ def test_broken_package_is_reported_and_stops_no_other_site(
     package("broken_sites", target)
     assert sites.load("polaris").name == "polaris"
     assert sites.choose(None, sites.Host(("x",), {}, ())).name == "local"
-    (fault,) = sources.package_faults()
+    (fault,) = files.package_faults()
     assert said in fault
     assert f"broken_sites = {target}" in fault

@@ -16,10 +16,9 @@ import pytest
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs import waiting
+from qsgd_hpc.jobs import registry, waiting
 from qsgd_hpc.jobs.commands.jobs import follow
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.records.events import read_events
+from qsgd_hpc.jobs.events import read_events
 from tests.processes import until
 
 pytestmark = pytest.mark.full

@@ -12,7 +12,17 @@ import pytest
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.sites.check import differences
 from qsgd_hpc.jobs.sites.draft import draft
-from qsgd_hpc.jobs.sites.live import Live, LiveQueue, pbs, slurm
+from qsgd_hpc.jobs.sites.live import (
+    Live,
+    LiveQueue,
+    parse_gpus,
+    parse_nodes,
+    parse_partitions,
+    parse_qos,
+    parse_queues,
+    parse_server,
+    slurm_minutes,
+)
 from qsgd_hpc.jobs.sites.profile import Queue, Site
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -45,11 +55,11 @@ def recorded(name: str) -> str:
     ],
 )
 def test_times_of_slurm_are_read(text: str, minutes: float | None) -> None:
-    assert slurm.slurm_minutes(text) == minutes
+    assert slurm_minutes(text) == minutes
 
 
 def test_partitions_are_read_from_scontrol() -> None:
-    queues, default, nodes = slurm.parse_partitions(recorded("slurm/scontrol_part"))
+    queues, default, nodes = parse_partitions(recorded("slurm/scontrol_part"))
     assert (list(queues), default, nodes) == (["regular", "debug", "shared"], "regular", 8)
     assert queues["regular"].nodes == (1, 8)
     assert queues["regular"].walltime_min == (None, 2 * DAY)
@@ -63,11 +73,11 @@ def test_partition_that_is_not_for_everyone_is_not_open(fact: str) -> None:
     line = recorded("slurm/scontrol_part").splitlines()[0]
     changed = " ".join(fact if w.startswith(f"{key}=") else w for w in line.split())
     assert changed != line
-    assert not slurm.parse_partitions(changed)[0]["regular"].is_open
+    assert not parse_partitions(changed)[0]["regular"].is_open
 
 
 def test_gpus_are_read_from_sinfo() -> None:
-    assert slurm.parse_gpus(recorded("slurm/sinfo")) == {
+    assert parse_gpus(recorded("slurm/sinfo")) == {
         "regular": (4,), "debug": (4,), "shared": (4,)
     }  # fmt: skip
 
@@ -83,16 +93,16 @@ def test_gpus_are_read_from_sinfo() -> None:
     ],
 )
 def test_gpus_are_counted_in_every_spelling_of_gres(gres: str, gpus: int) -> None:
-    assert slurm.parse_gpus(f"big*|up|1:00|8|0/8/0/8|{gres}\n") == {"big": (gpus,)}
+    assert parse_gpus(f"big*|up|1:00|8|0/8/0/8|{gres}\n") == {"big": (gpus,)}
 
 
 def test_partition_of_two_kinds_of_nodes_has_both_numbers_of_gpus() -> None:
     text = "all|up|1:00|8|0/8/0/8|gpu:4\nall|up|1:00|2|0/2/0/2|(null)\n"
-    assert slurm.parse_gpus(text) == {"all": (0, 4)}
+    assert parse_gpus(text) == {"all": (0, 4)}
 
 
 def test_qos_are_read_from_sacctmgr() -> None:
-    found = slurm.parse_qos(recorded("slurm/sacctmgr_qos"))
+    found = parse_qos(recorded("slurm/sacctmgr_qos"))
     assert list(found) == ["normal", "regular", "debug"]
     assert found["debug"].nodes == (None, 8)
     assert found["debug"].walltime_min == (None, 30)
@@ -100,7 +110,7 @@ def test_qos_are_read_from_sacctmgr() -> None:
 
 
 def test_queues_are_read_from_qstat() -> None:
-    queues = pbs.parse_queues(json.loads(recorded("pbs/qstat_Q")))
+    queues = parse_queues(json.loads(recorded("pbs/qstat_Q")))
     assert queues["large"].nodes == (100, 496)
     assert queues["large"].walltime_min == (5 / 60, DAY)
     assert queues["large"].route_only
@@ -119,23 +129,23 @@ def test_queues_are_read_from_qstat() -> None:
     ],
 )
 def test_pbs_queue_that_is_shut_or_for_some_is_not_open(facts: dict[str, Any]) -> None:
-    assert not pbs.parse_queues({"Queue": {"q": facts}})["q"].is_open
+    assert not parse_queues({"Queue": {"q": facts}})["q"].is_open
 
 
 def test_server_names_default_queue_and_file_systems() -> None:
     answer = json.loads(recorded("pbs/qstat_B"))
-    assert pbs.parse_server(answer) == ((), "workq")
+    assert parse_server(answer) == ((), "workq")
     facts = next(iter(answer["Server"].values()))
     facts["resources_available"] = {"valid_filesystems": "home,eagle"}
-    assert pbs.parse_server(answer) == (("home", "eagle"), "workq")
+    assert parse_server(answer) == (("home", "eagle"), "workq")
 
 
 def test_nodes_are_counted_by_host() -> None:
     answer = json.loads(recorded("pbs/pbsnodes"))
-    assert pbs.parse_nodes(answer) == (2, (64,), (4,))
+    assert parse_nodes(answer) == (2, (64,), (4,))
     for facts in answer["nodes"].values():
         facts["resources_available"]["host"] = "x3001"  # two vnodes of one host
-    assert pbs.parse_nodes(answer) == (1, (128,), (8,))
+    assert parse_nodes(answer) == (1, (128,), (8,))
 
 
 def machine() -> Live:

@@ -20,10 +20,9 @@ import pytest
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs import JobRequest, JobState, local_runner
+from qsgd_hpc.jobs import JobRequest, JobState, local_runner, registry
 from qsgd_hpc.jobs.model import Job, Progress
 from qsgd_hpc.jobs.processes import identity
-from qsgd_hpc.jobs.records import registry
 from tests.processes import until
 
 CLI = [sys.executable, "-m", "qsgd_hpc"]

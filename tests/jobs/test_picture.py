@@ -18,9 +18,8 @@ from rich.console import Console
 
 from qsgd_hpc.jobs.model import Job, JobRequest
 from qsgd_hpc.jobs.placement.faults import job_faults, node_faults
-from qsgd_hpc.jobs.placement.picture import draw
 from qsgd_hpc.jobs.placement.seats import Domain, Node, Seat, expected, parse_places
-from qsgd_hpc.jobs.placement.verify import pinning_preview, pinning_report, pinning_request
+from qsgd_hpc.jobs.placement.verify import draw, pinning_preview, pinning_report, pinning_request
 from qsgd_hpc.jobs.request.validate import fill
 from qsgd_hpc.jobs.sites.profile import Cpu, Gpu, Site
 from qsgd_hpc.launch.place import MARK, cpu_list

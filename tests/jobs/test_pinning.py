@@ -20,7 +20,7 @@ from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.placement import seats
 from qsgd_hpc.jobs.request.validate import fill
-from qsgd_hpc.jobs.script.render import by_rank, render_wrapper
+from qsgd_hpc.jobs.script import by_rank, render_wrapper
 from qsgd_hpc.jobs.sites.profile import Cpu, Gpu, Nic, Site
 from qsgd_hpc.launch.place import LAUNCHERS
 from tests.jobs.pinning_sites import EIGHT_GCDS, FOUR_GPUS, SITES, TWELVE_TILES

@@ -9,7 +9,7 @@ import pytest
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
-from qsgd_hpc.jobs.sites.merge import merged, unconfirmed
+from qsgd_hpc.jobs.sites.files import merged, unconfirmed
 from qsgd_hpc.jobs.sites.queues import queue_faults
 
 JOBS = Path(__file__).parents[2] / "jobs"

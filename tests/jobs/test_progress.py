@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState, Progress
-from qsgd_hpc.jobs.records.registry import progress_from_json, progress_to_json
-from qsgd_hpc.jobs.schedulers.command import Answer
-from qsgd_hpc.jobs.schedulers.progress import merged, silent, unknown
+from qsgd_hpc.jobs.registry import progress_from_json, progress_to_json
+from qsgd_hpc.jobs.schedulers.common import Answer, merged, silent, unknown
 from qsgd_hpc.jobs.schedulers.slurm_answers import parse_squeue
 
 S = JobState

@@ -10,9 +10,8 @@ import threading
 import pytest
 
 from qsgd_hpc import jobs
-from qsgd_hpc.jobs import waiting
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.schedulers import command
+from qsgd_hpc.jobs import registry, waiting
+from qsgd_hpc.jobs.schedulers import common
 from tests.jobs.fake_schedulers import SERVER, Fakes, recorded, request, submitted
 from tests.processes import until
 
@@ -236,7 +235,7 @@ def test_two_hundred_jobs_of_slurm_are_one_question(fakes: Fakes) -> None:
 def test_ids_beyond_one_command_line_are_asked_in_parts(
     fakes: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "IDS_AT_ONCE", 2)
+    monkeypatch.setattr(common, "IDS_AT_ONCE", 2)
     for n in range(5):
         submitted(fakes, "perlmutter", str(n))
     fakes.says("squeue")

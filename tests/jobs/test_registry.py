@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.commands.jobs import list_jobs, status
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.records import registry
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.request.validate import complete, fill
-from qsgd_hpc.jobs.script.render import Place, Tools, render_script
+from qsgd_hpc.jobs.script import Place, Tools, render_script
 from qsgd_hpc.jobs.sites.profile import Site
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "jobs"

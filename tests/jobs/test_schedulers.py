@@ -14,9 +14,8 @@ from qsgd_hpc.errors import LaunchError
 from qsgd_hpc.jobs.model import JobState as S
 from qsgd_hpc.jobs.model import Progress
 from qsgd_hpc.jobs.schedulers import pbs, slurm
-from qsgd_hpc.jobs.schedulers.command import HUNG, Answer, UnconfirmedError, ask, refusal
+from qsgd_hpc.jobs.schedulers.common import HUNG, Answer, UnconfirmedError, aggregate, ask, refusal
 from qsgd_hpc.jobs.schedulers.pbs import array_progress, parse_qstat
-from qsgd_hpc.jobs.schedulers.progress import aggregate
 from qsgd_hpc.jobs.schedulers.slurm_answers import hosts, parse_sacct, parse_squeue
 from tests.jobs.fake_schedulers import FIXTURES
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc import jobs
+from qsgd_hpc.jobs.events import read_events
 from qsgd_hpc.jobs.model import Job
-from qsgd_hpc.jobs.records.events import read_events
 from tests.jobs.fake_schedulers import Fakes
 
 pytestmark = pytest.mark.full

@@ -10,9 +10,8 @@ import pytest
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs import waiting
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.schedulers import command, slurm
+from qsgd_hpc.jobs import registry, waiting
+from qsgd_hpc.jobs.schedulers import common, slurm
 from tests.jobs.fake_schedulers import SERVER, Fakes, cli, submitted, unconfirmed
 
 SEEN_S = 1_790_000_000.0  # when a scheduler answered last
@@ -76,8 +75,8 @@ def test_of_a_cancel_that_hangs_nothing_is_claimed(fakes: Fakes) -> None:
 def test_what_hangs_is_named_while_it_is_waited_for(
     fakes: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "QUIET_S", 0.05)
-    monkeypatch.setattr(command, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(common, "QUIET_S", 0.05)
+    monkeypatch.setattr(common, "TIMEOUT_S", 0.2)
     job = submitted(fakes, "polaris", f"8.{SERVER}")
     for name in ("qsub", "qstat", "qselect", "qdel"):
         fakes.hangs(name)

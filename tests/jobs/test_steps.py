@@ -9,7 +9,7 @@ import pytest
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import JobRequest, sites
-from qsgd_hpc.jobs.script.steps import Step, first_nodes, host_lines, lines_per_host, step_scripts
+from qsgd_hpc.jobs.script import Step, first_nodes, host_lines, lines_per_host, step_scripts
 
 HOSTS = Path("/scratch/{odd}/hosts")
 

@@ -8,9 +8,9 @@ import pytest
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.model import Job, Progress
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.schedulers import command, pbs, slurm
+from qsgd_hpc.jobs.schedulers import common, pbs, slurm
 from tests.jobs.fake_schedulers import SERVER, Fakes, request, unconfirmed
 
 S = jobs.JobState
@@ -36,9 +36,7 @@ def test_a_slurm_job_that_nobody_confirmed_is_adopted(fakes: Fakes) -> None:
 
 def test_a_slurm_job_is_found_by_its_mark_as_well(fakes: Fakes) -> None:
     job = unconfirmed(fakes, "perlmutter")
-    fakes.says(
-        "squeue", f"42|PENDING|None||N/A|{command.mark(job.directory)}|/spool/slurm_script\n"
-    )
+    fakes.says("squeue", f"42|PENDING|None||N/A|{common.mark(job.directory)}|/spool/slurm_script\n")
     assert jobs.get(job.id).progress.scheduler_id == "42"
 
 
@@ -118,7 +116,7 @@ def test_the_mark_tells_jobs_and_registries_apart(tmp_path: Path) -> None:
     def marked(folder: str, job_id: str) -> str:
         directory = tmp_path / folder / job_id
         job = Job(job_id, "site", "slurm", request("site"), directory, 0.0, Progress())
-        return command.mark(job.directory)
+        return common.mark(job.directory)
 
     marks = {marked("a", "site-1"), marked("b", "site-1"), marked("a", "site-2")}
     assert len(marks) == 3

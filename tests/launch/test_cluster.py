@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch import cli
-from qsgd_hpc.launch.cluster import Network, enter, links, parse
+from qsgd_hpc.launch.cluster import Network, links, namespaces, parse
 from qsgd_hpc.launch.cluster.keeper import Task, command
-from qsgd_hpc.launch.cluster.link_log import LinkLog
-from qsgd_hpc.launch.cluster.links import ClusterError, explain_tool
+from qsgd_hpc.launch.cluster.links import ClusterError, LinkLog, explain_tool
 from qsgd_hpc.launch.cluster.network import (
     MOST_HOSTS,
     address,
@@ -25,9 +24,9 @@ from qsgd_hpc.launch.cluster.network import (
     split,
 )
 from qsgd_hpc.launch.command import Machine, build_command
-from qsgd_hpc.launch.frames import Decoder, Links
 from qsgd_hpc.launch.mpi import Family, Launcher
 from qsgd_hpc.launch.options import Host, RunOptions, check_options
+from qsgd_hpc.launch.output import Decoder, Links
 from qsgd_hpc.launch.supervise import NETWORK, encode
 
 GIGABIT = Network(10**9)
@@ -177,10 +176,10 @@ def test_the_keepers_command_line_takes_no_module_of_the_users_folder(tmp_path):
 
 
 def test_how_a_host_is_entered_is_told_in_a_variable():
-    text = enter.written(7, {"node1": {"net": 3, "mnt": 4}, "node2": {"net": 5}})
-    assert enter._read(text, "node2") == {"net": "/proc/7/fd/5"}
-    assert enter._read(text, "node1") == {"net": "/proc/7/fd/3", "mnt": "/proc/7/fd/4"}
-    assert enter._read(text, "node") is None
+    text = namespaces.written(7, {"node1": {"net": 3, "mnt": 4}, "node2": {"net": 5}})
+    assert namespaces._read(text, "node2") == {"net": "/proc/7/fd/5"}
+    assert namespaces._read(text, "node1") == {"net": "/proc/7/fd/3", "mnt": "/proc/7/fd/4"}
+    assert namespaces._read(text, "node") is None
 
 
 def test_the_keepers_news_is_a_frame_of_its_own():

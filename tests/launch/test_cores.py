@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qsgd_hpc.launch.cores import usable_cores
+from qsgd_hpc.launch.command import usable_cores
 
 V1 = {"cpu/cpu.cfs_quota_us": "150000", "cpu/cpu.cfs_period_us": "100000"}
 

@@ -11,11 +11,9 @@ from qsgd_hpc import env
 from qsgd_hpc.cli import cli
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.horovod_flags import (
-    ALSO,
-    CHANGES_NOTHING,
+    IGNORED,
     SETTINGS,
     read_config,
-    values_after,
     variables_and_remarks,
 )
 from qsgd_hpc.launch.options import RunOptions
@@ -79,12 +77,12 @@ def test_a_value_that_its_variable_cannot_have_is_refused_before_any_rank_starts
         asked("--log-level", "foo")
 
 
-@pytest.mark.parametrize("option", sorted(CHANGES_NOTHING))
+@pytest.mark.parametrize("option", sorted(IGNORED))
 def test_flag_without_effect_is_accepted_and_says_why(asked, option):
-    for name in (option, *ALSO.get(option, ())):
-        _, output = asked(name, *["7"] * values_after(option))
+    for name in (option, *IGNORED[option].also):
+        _, output = asked(name, *["7"] * IGNORED[option].values)
         assert output == (
-            f"qsgd-hpc run: {option}: {CHANGES_NOTHING[option]}; the flag has no effect\n"
+            f"qsgd-hpc run: {option}: {IGNORED[option].why}; the flag has no effect\n"
         )
 
 
@@ -163,7 +161,7 @@ def test_missing_configuration_file_is_named(tmp_path):
 def test_help_shows_every_setting_and_no_flag_without_effect():
     shown = CliRunner().invoke(cli, ["run", "--help"]).output.split()
     assert [setting.option for setting in SETTINGS if setting.option not in shown] == []
-    assert [option for option in CHANGES_NOTHING if option in shown] == []
+    assert [option for option in IGNORED if option in shown] == []
 
 
 def test_arguments_for_mpiexec_and_binding_add_up(asked):

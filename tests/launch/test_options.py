@@ -19,8 +19,10 @@ from qsgd_hpc.launch.options import (
     chosen_hosts,
     parse_hostfile,
     parse_hosts,
+    resolve_command,
+    stdin_program_at,
+    with_program,
 )
-from qsgd_hpc.launch.program import resolve_command, stdin_program_at, with_program
 
 
 def test_hosts_without_a_number_have_one_slot() -> None:

@@ -10,12 +10,21 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc.launch.command import Command
-from qsgd_hpc.launch.frames import Decoder, Ended, Output, Raw, Started
 from qsgd_hpc.launch.mpi import Family, Launcher
 from qsgd_hpc.launch.options import RunOptions
-from qsgd_hpc.launch.outcome import Ledger, explain, list_ranks
-from qsgd_hpc.launch.output import HELD_BYTES, LineSink
-from qsgd_hpc.launch.session import Session
+from qsgd_hpc.launch.output import (
+    HELD_BYTES,
+    Decoder,
+    Ended,
+    Ledger,
+    LineSink,
+    Output,
+    Raw,
+    Started,
+    explain,
+    list_ranks,
+)
+from qsgd_hpc.launch.run import Session
 from qsgd_hpc.launch.supervise import END, ERR, OUT, START, encode
 
 TOKEN = "0a1b2c3d"

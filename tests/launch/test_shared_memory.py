@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qsgd_hpc.launch.shared_memory import sweep
+from qsgd_hpc.launch.supervise import sweep_shared_memory
 
 # Keeps a file in use until its stdin closes.
 USER = """
@@ -33,20 +33,20 @@ def left(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", ["mpich_shm_6a66b4e8_0", "sm_segment.nid001.0.b39c0001.1"])
 def test_what_nobody_uses_is_removed(tmp_path: Path, name: str) -> None:
     file = left(tmp_path, name)
-    assert sweep(time.time() - 60, str(tmp_path)) == [name]
+    assert sweep_shared_memory(time.time() - 60, str(tmp_path)) == [name]
     assert not file.exists()
 
 
 def test_what_no_mpi_has_named_stays(tmp_path: Path) -> None:
     file = left(tmp_path, "torch_4711_0")
-    assert sweep(0, str(tmp_path)) == []
+    assert sweep_shared_memory(0, str(tmp_path)) == []
     assert file.exists()
 
 
 def test_what_is_older_than_the_run_stays(tmp_path: Path) -> None:
     file = left(tmp_path, "mpich_shm_1_0")
     os.utime(file, (1000, 1000))
-    assert sweep(time.time(), str(tmp_path)) == []
+    assert sweep_shared_memory(time.time(), str(tmp_path)) == []
     assert file.exists()
 
 
@@ -60,11 +60,11 @@ def test_what_a_living_process_uses_stays_until_it_ends(tmp_path: Path, how: str
         text=True,
     ) as user:
         assert user.stdout is not None and user.stdout.readline() == "ready\n"
-        assert sweep(0, str(tmp_path)) == [free.name]
+        assert sweep_shared_memory(0, str(tmp_path)) == [free.name]
         assert file.exists()
         user.communicate("")
-    assert sweep(0, str(tmp_path)) == [file.name]
+    assert sweep_shared_memory(0, str(tmp_path)) == [file.name]
 
 
 def test_a_machine_without_shared_memory_has_nothing_to_remove(tmp_path: Path) -> None:
-    assert sweep(0, str(tmp_path / "none")) == []
+    assert sweep_shared_memory(0, str(tmp_path / "none")) == []

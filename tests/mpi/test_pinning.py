@@ -13,7 +13,7 @@ import pytest
 from qsgd_hpc.jobs.model import JobRequest
 from qsgd_hpc.jobs.placement.seats import parse_places
 from qsgd_hpc.jobs.request.validate import fill
-from qsgd_hpc.jobs.script.render import render_wrapper
+from qsgd_hpc.jobs.script import render_wrapper
 from qsgd_hpc.jobs.sites.profile import Cpu, Gpu, Site
 from qsgd_hpc.launch import place
 

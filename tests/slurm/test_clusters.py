@@ -11,9 +11,8 @@ import pytest
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs import JobRequest, JobState
+from qsgd_hpc.jobs import JobRequest, JobState, registry
 from qsgd_hpc.jobs.model import Progress
-from qsgd_hpc.jobs.records import registry
 from tests.processes import until
 from tests.slurm.bed import Bed
 

@@ -37,10 +37,10 @@ START = (sys.executable, "-m", "qsgd_hpc")
 SCALE = ("scale", "--yes", "-o", "study")
 # As scale, but it gives up on a job that Slurm does not know after a second, not a minute.
 IMPATIENT = """
-from qsgd_hpc.jobs.schedulers import progress
+from qsgd_hpc.jobs.schedulers import common
 from qsgd_hpc.cli import main
 
-progress.SETTLE_S = 1.0
+common.SETTLE_S = 1.0
 main()
 """
 SIZES = ("--nodes", "1,2,3", "--ranks-per-node", "2", "--bits", "32,8", "--walltime", "5m")

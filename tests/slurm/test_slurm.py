@@ -15,9 +15,8 @@ import pytest
 
 from qsgd_hpc import jobs
 from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs import JobRequest, JobState
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.records.events import read_events
+from qsgd_hpc.jobs import JobRequest, JobState, registry
+from qsgd_hpc.jobs.events import read_events
 from tests.mpi.ecosystem import KINDS, SCRIPT, STEPS, printed, under_torchrun
 from tests.processes import until
 from tests.slurm.bed import Bed

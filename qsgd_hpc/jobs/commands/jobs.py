@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,17 +17,33 @@ from qsgd_hpc._notices import muted
 from qsgd_hpc.errors import EXIT_RESUBMIT, LaunchError, UsageError
 from qsgd_hpc.jobs import current, waiting
 from qsgd_hpc.jobs.commands import view
-from qsgd_hpc.jobs.commands.submit_options import Walltime, as_json_option
+from qsgd_hpc.jobs.commands.view import as_json_option
 from qsgd_hpc.jobs.model import Job, JobState
 from qsgd_hpc.jobs.waiting import refuse_standstill
+from qsgd_hpc.jobs.words import minutes
 
-__all__ = ["Output", "cancel", "list_jobs", "logs", "status", "wait"]
+__all__ = ["Output", "Walltime", "cancel", "list_jobs", "logs", "status", "wait"]
 
 FOLLOW_S = 0.3
 TIMED_OUT = 3
 INTERRUPTED = 130
 SILENT = 4  # the scheduler does not answer: the state shown is older, or nothing was cancelled
 _GOOD = (JobState.COMPLETED, JobState.STOPPED)
+
+
+class Walltime(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+    """Minutes, written as 30m, 90s, 2h, 1h30m or 1:00:00; a plain number has the unit `plain`."""
+
+    name = "time"
+
+    def __init__(self, plain: str = "m") -> None:
+        self.plain = plain
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        try:
+            return value if isinstance(value, float) else minutes(value, plain=self.plain)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
 
 
 @click.command()

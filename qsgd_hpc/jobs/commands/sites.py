@@ -14,15 +14,13 @@ from rich.text import Text
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites as profiles
-from qsgd_hpc.jobs.commands.submit_options import as_json_option
-from qsgd_hpc.jobs.commands.view import Column, fitting_table, screen
+from qsgd_hpc.jobs.commands.view import Column, as_json_option, fitting_table, screen
 from qsgd_hpc.jobs.sites import live
 from qsgd_hpc.jobs.sites.check import Report, examine
 from qsgd_hpc.jobs.sites.draft import new_profile
-from qsgd_hpc.jobs.sites.merge import Merged, dotted, merged, unconfirmed
+from qsgd_hpc.jobs.sites.files import Merged, dotted, merged, package_faults, sources, unconfirmed
 from qsgd_hpc.jobs.sites.profile import Library, Network, Queue, Site, build
 from qsgd_hpc.jobs.sites.queues import limit_words, remark
-from qsgd_hpc.jobs.sites.sources import package_faults, sources
 from qsgd_hpc.jobs.words import clock, counted, listing, plural
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
@@ -87,7 +85,7 @@ def check_site(name: str | None, no_machine: bool, as_json: bool) -> None:
         wanted = profiles.names()
     reports = [examine(each, host, ask_machine=not no_machine) for each in wanted]
     if as_json:
-        click.echo(json.dumps([report.as_json() for report in reports], indent=2))
+        click.echo(json.dumps([asdict(report) for report in reports], indent=2))
     else:
         for report in reports:
             click.echo("\n".join(_report_lines(report)))
@@ -209,8 +207,9 @@ def _report_lines(report: Report) -> list[str]:
         return [f"{report.name}: fault", *(f"  {line}" for line in report.fault.splitlines())]
     end = f", {plural(len(report.differs), 'difference')}" if report.differs else ""
     lines = [f"{report.name}: files are sound; {report.compared}{end}"]
-    width = max((len(fact) for fact, _ in report.unconfirmed), default=0)
-    return lines + [f"  to verify  {fact:<{width}}  {at}" for fact, at in report.unconfirmed]
+    marks = report.unconfirmed
+    width = max((len(mark["fact"]) for mark in marks), default=0)
+    return lines + [f"  to verify  {mark['fact']:<{width}}  {mark['where']}" for mark in marks]
 
 
 def _differences_table(report: Report) -> Table:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,7 @@ from qsgd_hpc.jobs.words import clock, plural
 __all__ = [
     "Column",
     "as_json",
+    "as_json_option",
     "fitting_table",
     "has_output",
     "log_words",
@@ -29,6 +31,8 @@ __all__ = [
     "submitted_lines",
     "table",
 ]
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 _COLOURS = {
     JobState.QUEUED: "yellow",
@@ -129,12 +133,12 @@ def no_output_words(job: Job, path: Path) -> str:
 
 def log_words(job: Job) -> str:
     """Return the path of the output; TASK stands for the number of an array's task."""
-    return str(job.directory / "output-TASK.log" if job.request.array else job.log_path)
+    return str(job.log_path_of("TASK"))
 
 
 def has_output(job: Job) -> bool:
     """Return whether a job, or a task of an array, has written output."""
-    return any(job.directory.glob("output-*.log")) if job.request.array else job.log_path.exists()
+    return any(job.directory.glob(job.log_path_of("*").name))
 
 
 def status_lines(job: Job, continued_by: Job | None = None) -> list[str]:

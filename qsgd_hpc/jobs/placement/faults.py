@@ -123,11 +123,10 @@ def _no_gpu(node: Node, planned: Node | None, site: Site) -> Iterator[Fault]:
     without = [s.local_rank for s in node.seats if s.gpu is None and s.local_rank in wanted]
     if without and site.gpu:
         yield Fault(
-            f"{ranks_named(without)} see no GPU" if len(without) > 1
-            else f"{ranks_named(without)} sees no GPU",
+            f"{ranks_named(without)} {'sees' if len(without) == 1 else 'see'} no GPU",
             f"Check that the job asks for GPUs (directives in the profile), and that nothing sets "
             f"{site.gpu.variable} to nothing.",
-        )  # fmt: skip
+        )
 
 
 def _far_gpus(node: Node, site: Site) -> Iterator[Fault]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.script.render import by_rank, cores_per_rank
+from qsgd_hpc.jobs.script import by_rank, cores_per_rank
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.launch.place import GPU_VARIABLES, MARK, cpus_of
 

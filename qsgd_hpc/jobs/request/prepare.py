@@ -7,15 +7,14 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs import sites
-from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.request.dependencies import after_faults
+from qsgd_hpc.jobs import registry, sites
+from qsgd_hpc.jobs.current import refreshed
+from qsgd_hpc.jobs.model import JobRequest, JobState, dependency
 from qsgd_hpc.jobs.request.python_fit import fit_launcher, noted, package_faults
 from qsgd_hpc.jobs.request.validate import (
     choice_faults,
@@ -26,13 +25,14 @@ from qsgd_hpc.jobs.request.validate import (
     site_faults,
     site_notes,
 )
+from qsgd_hpc.jobs.schedulers.local import other_host
 from qsgd_hpc.jobs.schedulers.slurm_answers import with_choice
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.jobs.words import did_you_mean
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.keeper import trial
-from qsgd_hpc.launch.meeting import starter
-from qsgd_hpc.launch.program import notebook_fault
+from qsgd_hpc.launch.options import notebook_fault
+from qsgd_hpc.launch.rendezvous import starter
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
 __all__ = ["RUN_MODULE", "prepare"]
@@ -73,7 +73,7 @@ def prepare(
             faults += _command_faults(site)
         faults += choice_faults(filled, site.scheduler)
         faults += _python_fault(filled, site, workdir, dry_run=dry_run)
-        faults += after_faults(filled.after, site, ask=not dry_run)
+        faults += _after_faults(filled.after, site, ask=not dry_run)
         if not dry_run:
             faults += home_faults(registry.jobs_dir(), site.scheduler)
             faults += package_faults(filled, site)
@@ -93,6 +93,40 @@ def prepare(
     for note in site_notes(filled, site):
         tell(note)
     return filled, site
+
+
+def _after_faults(after: Iterable[str], site: Site, *, ask: bool) -> list[str]:
+    """Return the faults of a new job's dependencies.
+
+    ``ask``: query their scheduler first, and record their states: they may have ended since.
+    """
+    faults, found = [], {}
+    for word in after:
+        try:
+            found[word] = registry.load(dependency(word)[1])
+        except UsageError as error:
+            faults.append(f"--after {word}: {error}")
+    if ask:
+        found = dict(zip(found, refreshed(list(found.values())), strict=True))
+    for word, job in found.items():
+        kind, job_id = dependency(word)
+        if job.scheduler != site.scheduler or job.site != site.name:
+            faults.append(
+                f"--after {word}: that job is on {job.site}, this one would be on {site.name}. "
+                f"Jobs can only wait for jobs of the same site: use --site {job.site}."
+            )
+        elif (host := other_host(job)) and not job.state.ended:
+            faults.append(
+                f"--after {word}: that job runs on host {host}, and jobs of a machine without a "
+                "scheduler wait for jobs of the same host only. Submit this one there, or after it "
+                "has ended."
+            )
+        elif kind == "ok" and job.state.ended and job.state is not JobState.COMPLETED:
+            faults.append(
+                f"--after {word}: that job is {job.state.value}, so this one would never start. "
+                f"Use --after any:{job_id}, or resubmit it with `qsgd-hpc resubmit {job_id}`."
+            )
+    return faults
 
 
 def _command_faults(site: Site) -> Iterator[str]:

@@ -20,10 +20,9 @@ from pathlib import Path, PurePath
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.model import JobRequest
-from qsgd_hpc.jobs.schedulers.command import ask
+from qsgd_hpc.jobs.schedulers.common import ask
 from qsgd_hpc.jobs.sites.profile import Site
-from qsgd_hpc.launch.claims import leave_pip_out
-from qsgd_hpc.launch.loaded import SHORT_ADDRESSES
+from qsgd_hpc.launch.claims import SHORT_ADDRESSES, leave_pip_out
 from qsgd_hpc.launch.mpi import Library, find_library
 from qsgd_hpc.rules import PLAIN_BITS
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from qsgd_hpc.jobs.model import Job, Progress
-from qsgd_hpc.jobs.schedulers.command import Dependency
+from qsgd_hpc.jobs.schedulers.common import Dependency
 
 __all__ = ["Dependency", "Scheduler", "scheduler"]
 

@@ -13,19 +13,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs.events import WALLTIME, exit_words
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.events import WALLTIME, exit_words
-from qsgd_hpc.jobs.schedulers.command import (
+from qsgd_hpc.jobs.schedulers.common import (
     Answer,
     Dependency,
     ask,
+    merged,
     no_answer,
     not_cancelled,
     of_kind,
     refusal,
+    silent,
     submitted,
+    unclear,
+    unconfirmed,
+    unknown,
 )
-from qsgd_hpc.jobs.schedulers.progress import merged, silent, unclear, unconfirmed, unknown
 
 __all__ = ["cancel", "find", "parse_log", "parse_qstat", "parse_qsub", "refresh", "submit"]
 

@@ -12,10 +12,10 @@ import time
 from collections.abc import Sequence
 
 from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs import registry
 from qsgd_hpc.jobs.model import Job, JobState, Progress
 from qsgd_hpc.jobs.processes import KILL_GRACE_S, STOP_S, alive, end_all
-from qsgd_hpc.jobs.records import registry
-from qsgd_hpc.jobs.schedulers.command import Dependency
+from qsgd_hpc.jobs.schedulers.common import Dependency
 
 __all__ = ["cancel", "find", "refresh", "submit"]
 

@@ -12,8 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.events import (
+from qsgd_hpc.jobs.events import (
     NO_MEMORY,
     NOT_MET,
     PREEMPTED,
@@ -22,21 +21,19 @@ from qsgd_hpc.jobs.records.events import (
     node_words,
     task_progress,
 )
-from qsgd_hpc.jobs.schedulers.command import (
+from qsgd_hpc.jobs.model import Job, JobState, Progress
+from qsgd_hpc.jobs.schedulers.common import (
     Answer,
     Dependency,
+    aggregate,
     ask,
     epoch_s,
-    log_path,
+    merged,
     no_answer,
     refusal,
     run_cancel,
-    submitted,
-)
-from qsgd_hpc.jobs.schedulers.progress import (
-    aggregate,
-    merged,
     silent,
+    submitted,
     unclear,
     unconfirmed,
     unknown,
@@ -89,7 +86,7 @@ def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
 
 
 def _log(job: Job) -> str:
-    return str(log_path(job, "%I"))
+    return str(job.log_path_of("%I"))
 
 
 def parse_bsub(answer: Answer) -> str | None:

@@ -1,36 +1,33 @@
-"""OpenPBS and PBS Pro: qsub, qstat, qselect, qdel."""
+"""OpenPBS and PBS Pro: qsub, qstat, qselect, qdel, and the JSON of qstat."""
 
 from __future__ import annotations
 
 import getpass
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs.events import NO_MEMORY, NOT_MET, WALLTIME, exit_words, node_words
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.events import NO_MEMORY, NOT_MET, WALLTIME, exit_words, node_words
-from qsgd_hpc.jobs.records.registry import write_file
-from qsgd_hpc.jobs.schedulers.command import (
+from qsgd_hpc.jobs.registry import write_file
+from qsgd_hpc.jobs.schedulers.common import (
     Answer,
     Dependency,
+    aggregate,
     ask,
     batches,
+    condition,
     epoch_s,
-    log_path,
-    no_answer,
-    of_kind,
-    refusal,
-    run_cancel,
-    submitted,
-)
-from qsgd_hpc.jobs.schedulers.pbs_json import read
-from qsgd_hpc.jobs.schedulers.progress import (
-    aggregate,
     left_out,
     merged,
+    no_answer,
+    refusal,
+    run_cancel,
     silent,
+    submitted,
     unclear,
     unconfirmed,
     unknown,
@@ -108,13 +105,11 @@ def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
 
 
 def _log(job: Job) -> str:
-    return str(log_path(job, "^array_index^"))
+    return str(job.log_path_of("^array_index^"))
 
 
 def _depends(after: Sequence[Dependency]) -> list[str]:
-    kinds = (("afterok", of_kind(after, "ok")), ("afterany", of_kind(after, "any")))
-    terms = [":".join((word, *ids)) for word, ids in kinds if ids]
-    return ["-W", f"depend={','.join(terms)}"] if terms else []
+    return ["-W", f"depend={condition(after)}"] if after else []
 
 
 def _shell_option(job: Job) -> list[str]:
@@ -305,7 +300,7 @@ def parse_qstat(answer: Answer) -> Qstat:
     not one of VALID_CODES.
     """
     result = Qstat()
-    shown = read(answer.out)
+    shown = _read(answer.out)
     result.unknown = frozenset(re.findall(r"Unknown Job Id (\S+)", answer.err))
     jobs = shown.jobs if shown else {}
     for job_id, fields in jobs.items():
@@ -418,3 +413,131 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 def _number(fields: Mapping[str, Any], name: str) -> int | None:
     value = fields.get(name)
     return value if type(value) is int else None
+
+
+# An id as the key of an object. Quotes in a value follow a backslash.
+_JOB = re.compile(r'(?<!\\)"([0-9]+(?:\[[0-9]*\])?\.[^"\\\s]+)"\s*:\s*(?=\{)')
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_BARE_END = re.compile(r'["{}\[\],\r\n]')
+_END = re.compile(r"\}\s*\}\s*\}\s*\Z")  # closes a job, the jobs and the answer
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_DEEPEST = 20
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """The attributes of each job, by its id.
+
+    ``unread``: jobs whose attributes cannot be read. ``complete``: false if the answer was
+    truncated; the job in which it ends is then omitted.
+    """
+
+    jobs: Mapping[str, Mapping[str, Any]]
+    unread: frozenset[str] = frozenset()
+    complete: bool = True
+
+
+def _read(text: str) -> _Shown | None:
+    """Return the jobs in the output of ``qstat -f -F json``; None if none can be read.
+
+    qstat writes values that look like numbers without quotes, exactly as the user wrote them: the
+    variable ``RUN=005``, a job with the name ``nan``, an empty value. Its backslashes need not
+    escape anything. If a value cannot be read at all, only the job that contains it is not read.
+    Of a truncated answer, the complete jobs are read.
+    """
+    try:
+        content = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return _pieces(text)
+    if not isinstance(content, dict):
+        return None
+    listed = content.get("Jobs", {})
+    listed = listed if isinstance(listed, dict) else {}
+    jobs = {key: fields for key, fields in listed.items() if isinstance(fields, dict)}
+    return _Shown(jobs, frozenset(listed) - frozenset(jobs))
+
+
+def _pieces(text: str) -> _Shown | None:
+    """Read each job separately, from its id to the next id."""
+    heads = list(_JOB.finditer(text))
+    if not heads:
+        return None
+    complete = _END.search(text) is not None
+    jobs: dict[str, Mapping[str, Any]] = {}
+    unread = set()
+    for head, end in zip(heads, [*(head.start() for head in heads[1:]), len(text)], strict=True):
+        try:
+            jobs[head[1]], _ = _value(text[head.end() : end], 0, 0)
+        except ValueError:
+            if complete or end < len(text):
+                unread.add(head[1])
+    return _Shown(jobs, frozenset(unread), complete)
+
+
+def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
+    """Return the value that begins at a position, and the position after it.
+
+    Raises:
+        ValueError: there is no complete value.
+    """
+    at = _after_space(text, at)
+    if depth > _DEEPEST:
+        raise ValueError("too deep")
+    if text.startswith(("{", "["), at):
+        return _entries(text, at, depth)
+    if text.startswith('"', at):
+        return _string(text, at)
+    end = _BARE_END.search(text, at)
+    if end is None:
+        raise ValueError("cut off")
+    word = text[at : end.start()].strip()
+    return (int(word) if _INTEGER.fullmatch(word) else word), end.start()
+
+
+def _entries(text: str, at: int, depth: int) -> tuple[dict[str, Any] | list[Any], int]:
+    """Return the object or list that begins at a position, and the position after it."""
+    end = "}" if text[at] == "{" else "]"
+    names, values = [], []
+    at = _after_space(text, at + 1)
+    while not text.startswith(end, at):
+        if end == "}":
+            name, at = _string(text, at)
+            names.append(name)
+            at = _past(text, at, ":")
+        value, at = _value(text, at, depth + 1)
+        values.append(value)
+        at = _after_space(text, at)
+        if not text.startswith(end, at):
+            at = _after_space(text, _past(text, at, ","))
+    return (dict(zip(names, values, strict=True)) if end == "}" else values), at + 1
+
+
+def _string(text: str, at: int) -> tuple[str, int]:
+    match = _STRING.match(text, _after_space(text, at))
+    if match is None:
+        raise ValueError("no string")
+    return _ESCAPE.sub(_unescaped, match[1]), match.end()
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    word = match[1]
+    if word[0] == "u" and len(word) == 5:
+        return chr(int(word[1:], 16))
+    if word in '"\\/':
+        return word
+    return _ESCAPED.get(word, match[0])
+
+
+def _past(text: str, at: int, mark: str) -> int:
+    at = _after_space(text, at)
+    if not text.startswith(mark, at):
+        raise ValueError(f"no {mark}")
+    return at + 1
+
+
+def _after_space(text: str, at: int) -> int:
+    while text[at : at + 1].isspace():
+        at += 1
+    return at

@@ -12,26 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from qsgd_hpc.errors import LaunchError
+from qsgd_hpc.jobs.events import node_words, task_progress
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.records.events import node_words, task_progress
-from qsgd_hpc.jobs.schedulers.command import (
+from qsgd_hpc.jobs.schedulers.common import (
     Answer,
     Dependency,
+    aggregate,
     ask,
     batches,
-    log_path,
+    condition,
+    is_settled,
     mark,
+    merged,
     no_answer,
-    of_kind,
     refusal,
     run_cancel,
-    submitted,
-)
-from qsgd_hpc.jobs.schedulers.progress import (
-    aggregate,
-    is_settled,
-    merged,
     silent,
+    submitted,
     unclear,
     unconfirmed,
     unknown,
@@ -83,7 +80,7 @@ def submit(job: Job, after: Sequence[Dependency] = ()) -> Progress:
     """Submit the script with sbatch; output is in the job's directory."""
     # A percent sign starts a pattern in file names of sbatch.
     folder = str(job.directory).replace("%", "%%")
-    log = f"{folder}/{log_path(job, '%a').name}"
+    log = f"{folder}/{job.log_path_of('%a').name}"
     argv = ["sbatch", "--parsable", f"--output={log}", *option(_target(job, after))]
     script = job.script_path.read_text("utf-8", "surrogateescape")
     answer = ask(
@@ -108,10 +105,9 @@ def _target(job: Job, after: Sequence[Dependency]) -> str:
 
 
 def _depends(after: Sequence[Dependency]) -> list[str]:
-    kinds = (("afterok", of_kind(after, "ok")), ("afterany", of_kind(after, "any")))
-    terms = [":".join((word, *map(number_of, ids))) for word, ids in kinds if ids]
+    numbers = [replace(each, scheduler_id=number_of(each.scheduler_id)) for each in after]
     # Without the second option, a job whose condition can no longer become true waits forever.
-    return [f"--dependency={','.join(terms)}", "--kill-on-invalid-dep=yes"] if terms else []
+    return [f"--dependency={condition(numbers)}", "--kill-on-invalid-dep=yes"] if after else []
 
 
 # They would make a job an array, write its errors to another file, or make sbatch wait for its end.

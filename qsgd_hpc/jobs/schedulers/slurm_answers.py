@@ -11,9 +11,9 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
+from qsgd_hpc.jobs.events import NO_MEMORY, PREEMPTED, WALLTIME, exit_words, node_words
 from qsgd_hpc.jobs.model import Job, JobRequest, JobState, Progress
-from qsgd_hpc.jobs.records.events import NO_MEMORY, PREEMPTED, WALLTIME, exit_words, node_words
-from qsgd_hpc.jobs.schedulers.command import Answer, epoch_s
+from qsgd_hpc.jobs.schedulers.common import Answer, epoch_s
 
 __all__ = [
     "SACCT_COLUMNS",

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs.schedulers.command import ask
-from qsgd_hpc.jobs.sites.merge import merged
+from qsgd_hpc.jobs.schedulers.common import ask
+from qsgd_hpc.jobs.sites.files import merged, names, package_faults
 from qsgd_hpc.jobs.sites.profile import Site, build
-from qsgd_hpc.jobs.sites.sources import names, package_faults
 from qsgd_hpc.jobs.words import listing
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 

@@ -6,14 +6,13 @@ import fnmatch
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs.sites import Host, is_login_host, live, usable
+from qsgd_hpc.jobs.sites.files import Merged, dotted, merged, unconfirmed
 from qsgd_hpc.jobs.sites.live import Live, LiveQueue
-from qsgd_hpc.jobs.sites.merge import Merged, dotted, merged, unconfirmed
 from qsgd_hpc.jobs.sites.profile import Queue, Site, build
-from qsgd_hpc.jobs.sites.yaml_lines import Path
+from qsgd_hpc.jobs.sites.schema import Position
 from qsgd_hpc.jobs.words import clock, listing
 
 __all__ = ["Report", "differences", "examine"]
@@ -25,13 +24,14 @@ class Report:
 
     Attributes:
         fault: why the profile cannot be used, else empty.
+        unconfirmed: one row for each mark: fact, position of the mark (where).
         compared: the source of the comparison, or why there was none.
         differs: one row for each difference: fact, profile, machine, position of the change.
     """
 
     name: str
     fault: str = ""
-    unconfirmed: tuple[tuple[str, str], ...] = ()
+    unconfirmed: tuple[Mapping[str, str], ...] = ()
     compared: str = ""
     differs: tuple[Mapping[str, str], ...] = ()
 
@@ -40,17 +40,6 @@ class Report:
         """Return whether no change is needed."""
         return not self.fault and not self.differs
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the report for --json."""
-        marks = [{"fact": fact, "where": where} for fact, where in self.unconfirmed]
-        return {
-            "name": self.name,
-            "fault": self.fault,
-            "unconfirmed": marks,
-            "compared": self.compared,
-            "differs": [dict(row) for row in self.differs],
-        }
-
 
 def examine(name: str, host: Host, *, ask_machine: bool = True) -> Report:
     """Check one profile; on the machine that it describes, compare it with the scheduler, too."""
@@ -58,20 +47,27 @@ def examine(name: str, host: Host, *, ask_machine: bool = True) -> Report:
         found = merged(name)
     except UsageError as error:
         return Report(name, fault=str(error))
-    marks = tuple((dotted(path), str(found.origin(path))) for path in unconfirmed(found))
-    site = build(name, found.data)
-    reason = _no_comparison(site, host) if ask_machine else "not compared with the machine"
-    if reason:
-        return Report(name, unconfirmed=marks, compared=reason)
+    marks = [
+        {"fact": dotted(path), "where": str(found.origin(path))} for path in unconfirmed(found)
+    ]
+    compared, rows = "not compared with the machine", ()
+    if ask_machine:
+        compared, rows = _compared(found, build(name, found.data), host)
+    return Report(name, unconfirmed=tuple(marks), compared=compared, differs=rows)
+
+
+def _compared(found: Merged, site: Site, host: Host) -> tuple[str, tuple[Mapping[str, str], ...]]:
+    """Return the source of the comparison, or why there was none; and the differences."""
+    if reason := _no_comparison(site, host):
+        return reason, ()
     try:
         machine = live.look(site.scheduler)
     except LaunchError as error:
-        return Report(name, unconfirmed=marks, compared=f"not compared: {error}")
-    rows = tuple(_row(found, each) for each in differences(site, machine))
+        return f"not compared: {error}", ()
     said = f"compared with {live.ASKED[site.scheduler]} on this machine"
     if machine.unanswered:
         said += "; incomplete: " + "; ".join(machine.unanswered)
-    return Report(name, unconfirmed=marks, compared=said, differs=rows)
+    return said, tuple(_row(found, each) for each in differences(site, machine))
 
 
 def _row(found: Merged, difference: Difference) -> dict[str, str]:
@@ -102,7 +98,7 @@ def _no_comparison(site: Site, host: Host) -> str:
 class Difference:
     """One difference: its position in the profile, both values, and the change to make there."""
 
-    path: Path
+    path: Position
     profile: str
     machine: str
     change: str
@@ -121,7 +117,7 @@ def differences(site: Site, live: Live) -> Iterator[Difference]:
     yield from _extra(site, live)
 
 
-def _simple(path: Path, profile: object, machine: object) -> Difference:
+def _simple(path: Position, profile: object, machine: object) -> Difference:
     return Difference(path, str(profile), str(machine), f"{path[-1]}: {machine}")
 
 
@@ -134,7 +130,7 @@ def _node(
 ) -> Iterator[Difference]:
     """Compare the numbers of cores and GPUs per node, of the machine or of one queue."""
     own = site.at(queue.name) if queue else site
-    top: Path = ("queues", queue.name) if queue else ("node",)
+    top: Position = ("queues", queue.name) if queue else ("node",)
     # If ranks use tiles, the profile counts tiles, but the scheduler may count cards.
     written = site.gpu is not None and any("." in device for device in site.gpu.order)
     cards = own.gpus // (site.gpu.tiles if site.gpu else 1)
@@ -152,7 +148,7 @@ def _node(
 
 
 def _queue(site: Site, queue: Queue, live: Live, *, compare_nodes: bool) -> Iterator[Difference]:
-    path: Path = ("queues", queue.name)
+    path: Position = ("queues", queue.name)
     parts = []
     for kind, name, known in _names(site, queue, live):
         if known and name not in known:
@@ -183,7 +179,7 @@ def _names(site: Site, queue: Queue, live: Live) -> Iterator[tuple[str, str, dic
 
 
 def _ranges(queue: Queue, parts: list[LiveQueue]) -> Iterator[Difference]:
-    path: Path = ("queues", queue.name)
+    path: Position = ("queues", queue.name)
     low = max((n for part in parts if (n := part.nodes[0]) is not None), default=queue.nodes[0])
     high = min((n for part in parts if (n := part.nodes[1]) is not None), default=queue.nodes[1])
     if (low, high) != queue.nodes:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs.sites import Host, live, usable
+from qsgd_hpc.jobs.sites.files import sources
 from qsgd_hpc.jobs.sites.live import Live, LiveQueue
-from qsgd_hpc.jobs.sites.sources import sources
 from qsgd_hpc.jobs.words import clock, listing
 
 __all__ = ["draft", "new_profile"]

@@ -13,14 +13,16 @@ from jsonschema.exceptions import ValidationError
 
 from qsgd_hpc._data import data as shipped
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs.sites.yaml_lines import Path
 from qsgd_hpc.jobs.words import did_you_mean, listing, minutes
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.schedulers import SCHEDULERS
 
-__all__ = ["LAUNCH_FIELDS", "overlaid", "profile_faults"]
+__all__ = ["LAUNCH_FIELDS", "Position", "overlaid", "profile_faults"]
 
-# Valid names in {name} fields of launcher.argv and directives; script/render.py sets the values.
+# The keys and indices that lead to a value of a profile.
+Position = tuple[str | int, ...]
+
+# Valid names in {name} fields of launcher.argv and directives; jobs/script.py sets the values.
 LAUNCH_FIELDS = (
     *("nodes", "ranks", "ranks_per_node", "gpus", "depth", "cpus_per_rank"),
     *("python", "qsgd_hpc", "label", "network"),
@@ -35,7 +37,7 @@ def _schema() -> dict[str, Any]:
     return schema
 
 
-def profile_faults(data: Any, *, partial: bool = False) -> list[tuple[Path, str]]:
+def profile_faults(data: Any, *, partial: bool = False) -> list[tuple[Position, str]]:
     """Return every fault of a profile as (position in the data, sentence).
 
     Args:
@@ -67,8 +69,8 @@ def overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     return result
 
 
-def _sentences(error: ValidationError) -> Iterator[tuple[Path, str]]:
-    path: Path = tuple(error.absolute_path)
+def _sentences(error: ValidationError) -> Iterator[tuple[Position, str]]:
+    path: Position = tuple(error.absolute_path)
     where = ".".join(str(part) for part in path)
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
         valid = list(error.schema.get("properties", {})) if isinstance(error.schema, dict) else []
@@ -76,11 +78,8 @@ def _sentences(error: ValidationError) -> Iterator[tuple[Path, str]]:
             if key not in valid:
                 inside = f" in '{where}'" if where else ""
                 yield (*path, key), f"unknown key '{key}'{inside}. {did_you_mean(key, valid)}"
-    elif error.validator == "required" and isinstance(error.instance, dict):
-        wanted_keys: Any = error.validator_value
-        missing = [key for key in wanted_keys if key not in error.instance]
-        # jsonschema reports each missing key separately; name only the key of this error.
-        key = next(k for k in missing if error.message.startswith(repr(k)))
+    elif error.validator == "required":
+        key = error.message.split("'")[1]  # jsonschema reports each missing key separately
         yield path, f"key '{key}' is missing" + (f" in '{where}'" if where else "")
     else:
         wanted = error.schema.get("description") if isinstance(error.schema, dict) else None
@@ -91,7 +90,7 @@ def _sentences(error: ValidationError) -> Iterator[tuple[Path, str]]:
         yield path, f"'{where or 'profile'}'{hint}; it is {got}"
 
 
-def _parent_description(path: Path) -> str | None:
+def _parent_description(path: Position) -> str | None:
     """Describe an item by the nearest described schema above it."""
     found, schema = None, _schema()
     for part in path:
@@ -105,7 +104,7 @@ def _parent_description(path: Path) -> str | None:
     return found
 
 
-def _contradictions(data: Mapping[str, Any], partial: bool) -> Iterator[tuple[Path, str]]:
+def _contradictions(data: Mapping[str, Any], partial: bool) -> Iterator[tuple[Position, str]]:
     """Find contradictions between valid values."""
     queues: Mapping[str, Any] = data.get("queues", {})
     for name, queue in queues.items():
@@ -125,7 +124,7 @@ def _contradictions(data: Mapping[str, Any], partial: bool) -> Iterator[tuple[Pa
         yield from _fields(word, ("directives", i))
 
 
-def _emulated(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+def _emulated(data: Mapping[str, Any]) -> Iterator[tuple[Position, str]]:
     network = data.get("network")
     if not isinstance(network, str):
         return
@@ -141,8 +140,8 @@ def _emulated(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
             yield ("network",), line
 
 
-def _ranges(name: str, queue: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    path: Path = ("queues", name)
+def _ranges(name: str, queue: Mapping[str, Any]) -> Iterator[tuple[Position, str]]:
+    path: Position = ("queues", name)
     nodes, walltime = queue.get("nodes"), queue.get("walltime")
     if nodes and nodes[0] > nodes[1]:
         yield (
@@ -168,7 +167,9 @@ def _ranges(name: str, queue: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
         above = max(above, high)
 
 
-def _named_queues(data: Mapping[str, Any], queues: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+def _named_queues(
+    data: Mapping[str, Any], queues: Mapping[str, Any]
+) -> Iterator[tuple[Position, str]]:
     """Find names of queues that the profile does not define."""
     for name, queue in queues.items():
         for key in ("routes", "via"):
@@ -185,7 +186,7 @@ def _named_queues(data: Mapping[str, Any], queues: Mapping[str, Any]) -> Iterato
         yield ("defaults", "queue"), f"unknown queue '{default}'. {did_you_mean(default, queues)}"
 
 
-def _gpu_order(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+def _gpu_order(data: Mapping[str, Any]) -> Iterator[tuple[Position, str]]:
     gpus, order = data.get("node", {}).get("gpus"), data.get("gpu", {}).get("order")
     if order is None or gpus is None:
         return
@@ -197,7 +198,7 @@ def _gpu_order(data: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
         yield ("gpu", "order"), f"GPU order {order} must hold the numbers 0 to {gpus - 1}"
 
 
-def _fields(word: str, path: Path) -> Iterator[tuple[Path, str]]:
+def _fields(word: str, path: Position) -> Iterator[tuple[Position, str]]:
     try:
         names = [name for _, name, _, _ in string.Formatter().parse(word) if name is not None]
     except ValueError as error:

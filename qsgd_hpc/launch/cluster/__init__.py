@@ -7,10 +7,10 @@ has a name that outlives them, and the machine's own network is not changed.
 
 =================  ==================================================================
 network.py         rate and latency, their notation, and names and addresses of the hosts
-namespaces.py      system calls: create namespaces, enter them, capabilities in them
+namespaces.py      system calls: create namespaces, enter them, capabilities in them; for mpiexec,
+                   it replaces ssh: ``enter.sh`` starts it to run a command on one of the hosts
 links.py           bridge and links, through ``ip`` and ``tc``, and the rate that they reach
 keeper.py          the process that owns the hosts while mpiexec runs on them
-enter.py           replaces ssh for mpiexec: runs a command on one of the hosts
 =================  ==================================================================
 """
 

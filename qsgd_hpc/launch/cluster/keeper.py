@@ -22,7 +22,6 @@ from pathlib import Path
 from types import FrameType
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.launch.cluster import enter
 from qsgd_hpc.launch.cluster.links import (
     ClusterError,
     add_hosts,
@@ -31,10 +30,12 @@ from qsgd_hpc.launch.cluster.links import (
     sent_bytes,
 )
 from qsgd_hpc.launch.cluster.namespaces import (
+    VARIABLE,
     Namespaces,
     become_private,
     explain_namespaces,
     hide_file,
+    written,
 )
 from qsgd_hpc.launch.cluster.network import Network, hosts_file
 from qsgd_hpc.launch.mpi import end_with_parent, prepare_mpiexec
@@ -158,7 +159,7 @@ class _Cluster:
     def _environment(self) -> dict[str, str]:
         hosts = {name: dict(host.descriptors) for name, host in self.hosts.items()}
         own = {
-            enter.VARIABLE: enter.written(os.getpid(), hosts),
+            VARIABLE: written(os.getpid(), hosts),
             "QSGD_CLUSTER_PYTHON": sys.executable,
         }
         return {**os.environ, **own}

@@ -1,6 +1,9 @@
 """System calls for namespaces: create them, enter them, and pass capabilities inside them.
 
 They call the C library, because Python has os.unshare and os.setns only from 3.12 on.
+
+As a program, this replaces ssh for mpiexec: ``enter.sh [ssh options] HOST COMMAND...`` starts it by
+its path to run a command on one of the hosts, so it uses the standard library only.
 """
 
 from __future__ import annotations
@@ -10,18 +13,21 @@ import ctypes
 import errno
 import os
 import socket
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
+    "VARIABLE",
     "Namespaces",
     "become_private",
-    "drop_rights",
     "explain_namespaces",
     "hide_file",
+    "main",
     "new_host",
     "within_network",
+    "written",
 ]
 
 NEWNS, NEWUTS, NEWIPC = 0x00020000, 0x04000000, 0x08000000
@@ -117,11 +123,6 @@ def _make_rights_inheritable() -> None:
             _call("prctl", _PR_CAP_AMBIENT, _AMBIENT_RAISE, capability, 0, 0)
 
 
-def drop_rights() -> None:
-    """Drop inheritable capabilities, so that the next exec has only the user's own."""
-    _call("prctl", _PR_CAP_AMBIENT, _AMBIENT_CLEAR, 0, 0, 0)
-
-
 def new_host(name: str) -> None:
     """Move this process to a new host, with separate network, hostname and shared memory."""
     _call("unshare", OWN)
@@ -160,3 +161,50 @@ def _value(name: str) -> str | None:
         return (Path("/proc/sys", name)).read_text().strip()
     except OSError:
         return None
+
+
+VARIABLE = "QSGD_CLUSTER"  # the pid of the keeper, and for each host its descriptors there
+_WITH_VALUE = {"-l", "-p", "-o", "-i", "-F"}
+
+
+def written(keeper: int, hosts: dict[str, dict[str, int]]) -> str:
+    """Return the value of QSGD_CLUSTER.
+
+    >>> written(42, {"node1": {"net": 5, "uts": 6}})
+    '42 node1:net=5,uts=6'
+    """
+    parts = [f"{h}:{','.join(f'{k}={fd}' for k, fd in fds.items())}" for h, fds in hosts.items()]
+    return " ".join([str(keeper), *parts])
+
+
+def _read(text: str, host: str) -> dict[str, str] | None:
+    """Return the paths of a host's namespaces by kind; None: there is no such host."""
+    keeper, *parts = text.split()
+    for part in parts:
+        name, _, descriptors = part.partition(":")
+        if name == host:
+            pairs = (pair.split("=") for pair in descriptors.split(","))
+            return {kind: f"/proc/{keeper}/fd/{number}" for kind, number in pairs}
+    return None
+
+
+def main(words: list[str]) -> None:
+    """Enter the host and execute the command in place of this process. Never returns."""
+    while words and words[0].startswith("-"):
+        words = words[2 if words[0] in _WITH_VALUE else 1 :]
+    host, command = (words[0], words[1:]) if words else ("", [])
+    paths = _read(os.environ.get(VARIABLE, "0"), host)
+    if paths is None:
+        sys.exit(f"qsgd-hpc run: {host!r} is not a host of this cluster")
+    try:
+        Namespaces({k: os.open(p, os.O_RDONLY) for k, p in paths.items()}).enter()
+        # Drop inheritable capabilities, so that the shell has only the user's own.
+        _call("prctl", _PR_CAP_AMBIENT, _AMBIENT_CLEAR, 0, 0, 0)
+    except OSError as error:
+        sys.exit(f"qsgd-hpc run: cannot enter host {host}: {error}")
+    # Like ssh, pass the command to a shell as one line.
+    os.execv("/bin/sh", ["/bin/sh", "-c", " ".join(command)])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

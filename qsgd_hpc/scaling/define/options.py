@@ -14,7 +14,7 @@ from jsonschema.exceptions import ValidationError
 
 from qsgd_hpc._data import data
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jobs.sites.yaml_lines import parse
+from qsgd_hpc.jobs.sites.files import parse_yaml
 from qsgd_hpc.jobs.words import did_you_mean
 from qsgd_hpc.launch.cluster.network import split as split_networks
 from qsgd_hpc.scaling.define.definition import DEFAULTS
@@ -236,7 +236,7 @@ def read_study_file(path: Path) -> dict[str, Any]:
             of them with their lines.
     """
     try:
-        document = parse(path.read_text(encoding="utf-8"))
+        document = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"study file {str(path)!r}: {error.strerror or error}.") from None
     except UnicodeDecodeError as error:

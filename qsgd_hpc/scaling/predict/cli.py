@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from qsgd_hpc.cli import Finite
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
-from qsgd_hpc.jobs.sites.merge import dotted, merged, unconfirmed
+from qsgd_hpc.jobs.sites.files import dotted, merged, unconfirmed
 from qsgd_hpc.jobs.words import listing
 from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site, flat_fabric
 from qsgd_hpc.scaling.predict.inputs import Measured, measured, training_of

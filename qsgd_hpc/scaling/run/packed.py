@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from qsgd_hpc import jobs
-from qsgd_hpc.jobs.records.events import end_of, read_events
-from qsgd_hpc.jobs.script.steps import Step, step_scripts
+from qsgd_hpc.jobs.events import end_of, read_events
+from qsgd_hpc.jobs.script import Step, step_scripts
 from qsgd_hpc.scaling.define.plan import Point
 from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.run import driver, single

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from qsgd_hpc.jobs.events import end_of
 from qsgd_hpc.jobs.processes import adopt_orphans, members
-from qsgd_hpc.jobs.records.events import end_of
-from qsgd_hpc.jobs.script.steps import host_lines, node_lines
+from qsgd_hpc.jobs.script import host_lines, node_lines
 from qsgd_hpc.scaling.define.plan import Point
 from qsgd_hpc.scaling.run.cost import expected_s
 from qsgd_hpc.scaling.store.folder import AttemptFolder

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qsgd_hpc.jobs.model import Job, JobState, Progress
-from qsgd_hpc.jobs.schedulers.command import (
+from qsgd_hpc.jobs.schedulers.common import (
     Answer,
     Dependency,
     ask,
+    merged,
     no_answer,
     not_cancelled,
     refusal,
+    silent,
     submitted,
+    unknown,
 )
-from qsgd_hpc.jobs.schedulers.progress import merged, silent, unknown
 
 __all__ = ["cancel", "find", "parse_tqstat", "refresh", "submit"]
 

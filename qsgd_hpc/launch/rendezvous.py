@@ -21,7 +21,7 @@ from qsgd_hpc.launch.hold_port import held_port
 from qsgd_hpc.launch.options import RunOptions, local_ranks, placement
 from qsgd_hpc.launch.schedulers import NODE_FILES, in_batch_job
 
-__all__ = ["Meeting", "meeting", "remarks", "starter", "taken_port", "without_outer_launch"]
+__all__ = ["Rendezvous", "remarks", "rendezvous", "starter", "taken_port", "without_outer_launch"]
 
 _RUN_ID = "TORCHELASTIC_RUN_ID"
 _OF_TORCHRUN = re.compile(
@@ -37,7 +37,7 @@ _STARTERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "a
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Values that all ranks of one launch share.
 
     Attributes:
@@ -73,7 +73,7 @@ def without_outer_launch(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def meeting(options: RunOptions, environ: Mapping[str, str]) -> Iterator[Meeting | None]:
+def rendezvous(options: RunOptions, environ: Mapping[str, str]) -> Iterator[Rendezvous | None]:
     """Yield the rendezvous of the ranks; reserve its port if it is on this host.
 
     Yields None if torchrun's variables are not to be set.
@@ -89,10 +89,10 @@ def meeting(options: RunOptions, environ: Mapping[str, str]) -> Iterator[Meeting
         port = _FIRST_PORT + int(run_id, 16) % _PORTS
     counts = _counts(options, environ)
     if not here:
-        yield Meeting(run_id, address, port, False, counts)
+        yield Rendezvous(run_id, address, port, False, counts)
         return
     with held_port() as holder:
-        yield Meeting(run_id, address, holder.getsockname()[1], True, counts)
+        yield Rendezvous(run_id, address, holder.getsockname()[1], True, counts)
 
 
 def _address(options: RunOptions, environ: Mapping[str, str]) -> tuple[str, bool]:

@@ -10,9 +10,9 @@ import pytest
 
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.command import Machine, build_command
-from qsgd_hpc.launch.meeting import Meeting, meeting, remarks
 from qsgd_hpc.launch.mpi import Family, Launcher
 from qsgd_hpc.launch.options import Host, RunOptions
+from qsgd_hpc.launch.rendezvous import Rendezvous, remarks, rendezvous
 from qsgd_hpc.launch.supervise import torchrun_variables
 
 TWO_HOSTS = (Host("far1", 2), Host("far2", 3))
@@ -53,7 +53,7 @@ def test_each_rank_is_told_its_place(
 
 
 def test_the_port_is_held_and_torchs_store_can_still_listen_there() -> None:
-    with meeting(OPTIONS, {}) as place:
+    with rendezvous(OPTIONS, {}) as place:
         assert place is not None
         assert (place.address, place.held, place.counts) == ("127.0.0.1", True, (2,))
         with socket.socket() as other, pytest.raises(OSError) as refused:
@@ -63,7 +63,7 @@ def test_the_port_is_held_and_torchs_store_can_still_listen_there() -> None:
             store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             store.bind(("", place.port))
             store.listen()
-        with meeting(OPTIONS, {}) as beside:
+        with rendezvous(OPTIONS, {}) as beside:
             assert beside is not None
             assert beside.port != place.port
             assert beside.run_id != place.run_id
@@ -87,7 +87,7 @@ def test_the_port_is_held_and_torchs_store_can_still_listen_there() -> None:
 def test_ranks_meet_on_the_first_host(
     options: RunOptions, environ: dict[str, str], address: str, held: bool, counts: tuple[int, ...]
 ) -> None:
-    with meeting(options, environ) as place:
+    with rendezvous(options, environ) as place:
         assert place is not None
         assert (place.address, place.held, place.counts) == (address, held, counts)
 
@@ -95,17 +95,17 @@ def test_ranks_meet_on_the_first_host(
 def test_the_node_file_of_a_batch_job_names_the_first_host(tmp_path: Path) -> None:
     file = tmp_path / "nodes"
     file.write_text("x3001.hsn\nx3002.hsn\n")
-    with meeting(OPTIONS, {"PBS_JOBID": "7.s", "PBS_NODEFILE": str(file)}) as place:
+    with rendezvous(OPTIONS, {"PBS_JOBID": "7.s", "PBS_NODEFILE": str(file)}) as place:
         assert place is not None
         assert place.address == "x3001.hsn"
 
 
 @pytest.mark.parametrize("family", list(Family))
 def test_what_the_user_has_set_stays(family: Family) -> None:
-    place = Meeting("r", "here", 4711, True, (2,))
+    place = Rendezvous("r", "here", 4711, True, (2,))
     environ = {"MASTER_ADDR": "mine", "PATH": "/bin"}
     launcher = Launcher(family, Path("/bin/mpiexec"), "")
-    command = build_command(OPTIONS, launcher, Machine(8), environ, meeting=place)
+    command = build_command(OPTIONS, launcher, Machine(8), environ, rendezvous=place)
     assert "MASTER_ADDR" not in command.env
     assert command.env["MASTER_PORT"] == "4711"
     if family is Family.OPEN_MPI:  # it hands on what it is told to
@@ -115,9 +115,9 @@ def test_what_the_user_has_set_stays(family: Family) -> None:
 def test_scripts_of_horovod_are_told_nothing_unless_asked_to() -> None:
     for torchrun, expected in ((None, False), (True, True)):
         options = RunOptions(2, ("x",), horovod=True, torchrun=torchrun)
-        with meeting(options, {}) as place:
+        with rendezvous(options, {}) as place:
             assert (place is not None) is expected
-    with meeting(RunOptions(2, ("x",), torchrun=False), {}) as place:
+    with rendezvous(RunOptions(2, ("x",), torchrun=False), {}) as place:
         assert place is None
 
 

@@ -1,14 +1,22 @@
-"""Render the job script, and the wrapper that pins each rank, from a filled request. Pure."""
+"""Job scripts, rendered from a request and a site's profile.
+
+Also the wrapper that pins each rank, and the scripts of *steps*: programs that run in sequence
+inside one job, each on its first nodes. A job whose script is ``alone`` allocates the nodes. The
+script of a step has the setup, variables, launcher and pinning of a job script, for some of them.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import os
 import re
 import shlex
+import subprocess
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from types import MappingProxyType
@@ -17,22 +25,29 @@ import jinja2
 
 from qsgd_hpc import launch
 from qsgd_hpc._data import data as shipped
-from qsgd_hpc.errors import UsageError
+from qsgd_hpc.errors import LaunchError, UsageError
 from qsgd_hpc.jobs.model import JobRequest
+from qsgd_hpc.jobs.request.prepare import prepare
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.jobs.words import clock, listing
 from qsgd_hpc.launch.cluster.network import NONE
 from qsgd_hpc.launch.place import launchers
-from qsgd_hpc.launch.schedulers import SCHEDULERS
+from qsgd_hpc.launch.schedulers import NODE_FILES, SCHEDULERS
 
 __all__ = [
     "Place",
+    "Step",
     "Tools",
     "by_rank",
     "cores_per_rank",
+    "first_nodes",
+    "host_lines",
     "known_launcher",
+    "lines_per_host",
+    "node_lines",
     "render_script",
     "render_wrapper",
+    "step_scripts",
 ]
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -101,12 +116,13 @@ def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -
     variables = _variables(request, site, place)
     wrapper = _wrapper(request, site, tools, variables)
     scheduler = SCHEDULERS[site.scheduler]
+    directives = sum((each.directives for each in site.libraries_in_use), site.directives)
     values = {
         "site": site,
         "request": request,
         "walltime": None if request.walltime_min is None else clock(request.walltime_min),
         "workdir": str(request.workdir or Path.cwd()),
-        "directives": [_formatted(line, fields, tools)[0] for line in _directives(site)],
+        "directives": [_formatted(line, fields, tools)[0] for line in directives],
         "extra": [line.removeprefix(scheduler.directive).strip() for line in request.extra],
         "variables": variables,
         "unset": _unset(request, site),
@@ -214,10 +230,6 @@ def _unset(request: JobRequest, site: Site) -> list[str]:
     """Return the variables of libraries that are not used: the site's modules may set them."""
     names = [name for each in site.libraries if not each.use for name in each.env]
     return [name for name in names if name not in request.env]
-
-
-def _directives(site: Site) -> tuple[str, ...]:
-    return site.directives + sum((each.directives for each in site.libraries_in_use), ())
 
 
 def _launcher(
@@ -373,3 +385,122 @@ def render_wrapper(
 def _lines(names: Iterable[str]) -> list[str]:
     """Return the names, each once, in readable lines."""
     return textwrap.wrap(" ".join(dict.fromkeys(names)), 76)
+
+
+OWN = "{qsgd_hpc}"
+SCONTROL_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A program on the first nodes of a job.
+
+    Attributes:
+        request: script, arguments, variables, nodes and network of the step; other fields are
+            ignored, because the job's values apply.
+        directory: folder in which the step records its start and end.
+        hosts: path of the file with its :func:`host_lines`.
+    """
+
+    request: JobRequest
+    directory: Path
+    hosts: Path
+
+
+def step_scripts(job: JobRequest, steps: Sequence[Step]) -> tuple[list[str], int | None]:
+    """Return the scripts that run these steps inside a job, and the host lines per step.
+
+    Raises:
+        UsageError: the job is faulty, or the site's launcher cannot be restricted to some nodes.
+    """
+    filled, site = prepare(job, dry_run=True)
+    scripts = []
+    for step in steps:
+        restricted = dataclasses.replace(site, launcher_argv=first_nodes(site, step.hosts))
+        own = dataclasses.replace(
+            filled,
+            script=step.request.script,
+            script_args=step.request.script_args,
+            nodes=step.request.nodes,
+            network=step.request.network or filled.network,
+            env=step.request.env,
+            name=step.request.name,
+            alone=False,
+            walltime_min=None,  # the job's limit applies
+            stop_before_min=None,
+        )
+        scripts.append(render_script(own, restricted, Tools.here(), Place(step.directory)))
+    return scripts, lines_per_host(site, filled.ranks_per_node or 1)
+
+
+def first_nodes(site: Site, hosts: Path) -> tuple[str, ...]:
+    """Return the site's launcher with options that restrict it to the nodes of a host file.
+
+    Raises:
+        UsageError: this launcher has no such option.
+    """
+    if site.scheduler == "local":
+        return site.launcher_argv
+    first, *rest = site.launcher_argv
+    file = str(hosts).replace("{", "{{").replace("}", "}}")
+    program = PurePath(first).name
+    if program == "srun":
+        return (first, "--nodes={nodes}", "--relative=0", *rest)
+    if program == "ibrun":
+        return (first, "-n", "{ranks}", "-o", "0", *rest)
+    if program in ("mpiexec", "mpirun"):
+        return (first, "--hostfile", file, *rest)
+    if first == OWN and rest[:1] == ["run"]:
+        return (first, "run", "--hostfile", file, *rest[1:])
+    raise UsageError(
+        f"site {site.name} starts ranks with {program}, which cannot be restricted to a part of "
+        "a job's nodes. Use a job for each point (--separate)."
+    )
+
+
+def host_lines(lines: Iterable[str], nodes: int, per_host: int | None) -> list[str]:
+    """Return the host file of the first nodes.
+
+    Args:
+        lines: the job's node file, in which the scheduler lists each node once, or once per rank.
+        nodes: number of nodes.
+        per_host: lines for each node; None keeps those of the node file.
+    """
+    given = [line.strip() for line in lines if line.strip()]
+    first = list(dict.fromkeys(given))[:nodes]
+    if per_host is None:
+        return [line for line in given if line in first]
+    return [host for host in first for _ in range(per_host)]
+
+
+def lines_per_host(site: Site, ranks_per_node: int) -> int | None:
+    """Return how often a step's host file lists each node; None: as often as the scheduler's file.
+
+    A site's MPI expects the scheduler's format; ``qsgd-hpc run`` starts one rank per line.
+    """
+    return ranks_per_node if site.launcher_argv[0] == OWN else None
+
+
+def node_lines(environ: Mapping[str, str]) -> Sequence[str]:
+    """Return the lines of the current job's node file; none on a single machine.
+
+    Raises:
+        LaunchError: Slurm does not answer.
+    """
+    for name in NODE_FILES:
+        if file := environ.get(name):
+            return Path(file).read_text().splitlines()
+    if not (nodes := environ.get("SLURM_JOB_NODELIST")):
+        return ()
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes],
+            capture_output=True,
+            text=True,
+            timeout=SCONTROL_LIMIT_S,
+            check=True,
+            env={**os.environ, **environ},
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LaunchError(f"scontrol did not return the nodes of the job: {error}") from None
+    return done.stdout.split()

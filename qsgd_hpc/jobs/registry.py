@@ -47,11 +47,13 @@ __all__ = [
     "request_from_json",
     "request_to_json",
     "save",
+    "unused_name",
     "write_file",
 ]
 
-_PATHS = ("script", "workdir", "venv", "template")
-_LISTS = ("script_args", "filesystems", "modules", "without", "after", "exclude", "extra")
+_TYPES = {each.name: str(each.type) for each in dataclasses.fields(JobRequest)}
+_PATHS = tuple(name for name, kind in _TYPES.items() if kind.startswith("Path"))
+_LISTS = tuple(name for name, kind in _TYPES.items() if kind.startswith("tuple"))
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*-(?P<number>[1-9][0-9]*)")
 
 
@@ -209,9 +211,14 @@ def remove(job: Job) -> None:
     shutil.rmtree(job.directory, ignore_errors=True)
 
 
+def unused_name(path: Path) -> Path:
+    """Return a name beside a file that no other command uses, for a draft of it."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+
+
 def write_file(path: Path, text: str) -> None:
     """Replace a file atomically; after a crash it has the old or the new text."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+    draft = unused_name(path)
     try:
         with draft.open("w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
             stream.write(text)

@@ -187,7 +187,7 @@ def _corrected_array(job: Job, progress: Progress) -> Progress:
     """Return the progress of an array; FAILED if its scheduler missed the failure of a task."""
     if progress.state is not JobState.COMPLETED:
         return progress
-    codes = {n: _exit_code(job.directory / f"task-{n}") for n in range(len(job.request.tasks))}
+    codes = {n: _exit_code(job.task_directory(n)) for n in range(len(job.request.tasks))}
     if not (bad := {n: code for n, code in codes.items() if code}):
         return progress
     first = next(iter(bad))
@@ -247,7 +247,7 @@ def task_counts(job: Job) -> dict[str, int]:
 
 def task_progress(job: Job, task: int) -> Progress:
     """Return the progress of a task of an array, from its events."""
-    runs = _runs(job.directory / f"task-{task}")
+    runs = _runs(job.task_directory(task))
     if not runs:
         return Progress()
     first, last = runs[-1][0], runs[-1][-1]

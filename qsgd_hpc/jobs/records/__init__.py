@@ -1,1 +1,0 @@
-"""Records of jobs under $QSGD_HOME: requests, states, events, keys."""

@@ -1,1 +1,0 @@
-"""Job scripts, rendered from a request and a site profile."""
