@@ -22,7 +22,6 @@ from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis
 from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.define.study import Study
-from qsgd_hpc.scaling.report.case_findings import law_sentence, link_sentence, reference_name
 from qsgd_hpc.scaling.report.cautions import Machine
 from qsgd_hpc.scaling.report.cells import SORTED_BY, cells, headings, size
 from qsgd_hpc.scaling.report.compare import Comparison, section
@@ -35,7 +34,14 @@ from qsgd_hpc.scaling.report.drawing.output import (
     write_sheet,
 )
 from qsgd_hpc.scaling.report.drawing.speed import best_fits
-from qsgd_hpc.scaling.report.findings import CaseFindings, Findings, findings
+from qsgd_hpc.scaling.report.findings import (
+    CaseFindings,
+    Findings,
+    findings,
+    law_sentence,
+    link_sentence,
+    reference_name,
+)
 from qsgd_hpc.scaling.report.networks import Family, families
 from qsgd_hpc.scaling.report.origins import Origins, origins
 from qsgd_hpc.scaling.report.tables import latex_tables

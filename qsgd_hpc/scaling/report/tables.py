@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
-from qsgd_hpc.scaling.report.case_findings import reference_name
 from qsgd_hpc.scaling.report.cells import cells, headings
+from qsgd_hpc.scaling.report.findings import reference_name
 from qsgd_hpc.scaling.store.attempts import Attempt, throughput
 
 __all__ = ["COLUMNS", "latex_tables", "rows", "to_csv"]
