@@ -23,7 +23,6 @@ from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis
 from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.report.cautions import Machine
-from qsgd_hpc.scaling.report.cells import SORTED_BY, cells, headings, size
 from qsgd_hpc.scaling.report.compare import Comparison, section
 from qsgd_hpc.scaling.report.drawing.bars import network_panels
 from qsgd_hpc.scaling.report.drawing.output import (
@@ -44,7 +43,7 @@ from qsgd_hpc.scaling.report.findings import (
 )
 from qsgd_hpc.scaling.report.networks import Family, families
 from qsgd_hpc.scaling.report.origins import Origins, origins
-from qsgd_hpc.scaling.report.tables import latex_tables
+from qsgd_hpc.scaling.report.tables import SORTED_BY, cells, headings, latex_tables, size
 from qsgd_hpc.scaling.store.attempts import Attempt, finished
 from qsgd_hpc.scaling.store.folder import StudyFolder, writing
 

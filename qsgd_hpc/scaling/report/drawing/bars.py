@@ -14,7 +14,6 @@ from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import BREAKDOWN, CaseAnalysis, Row
 from qsgd_hpc.scaling.analysis.verdicts import largest_rows, plain_row
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS
-from qsgd_hpc.scaling.report.cells import interval, place
 from qsgd_hpc.scaling.report.drawing.style import (
     GRID,
     INK,
@@ -29,6 +28,7 @@ from qsgd_hpc.scaling.report.drawing.style import (
     marker,
 )
 from qsgd_hpc.scaling.report.networks import Family, gain
+from qsgd_hpc.scaling.report.tables import interval, place
 
 __all__ = ["breakdown_panels", "draw_key", "network_panels", "quality_panels", "wire_panels"]
 

@@ -8,7 +8,6 @@ from typing import Any
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Fit, Row
 from qsgd_hpc.scaling.analysis.verdicts import largest_rows
-from qsgd_hpc.scaling.report.cells import interval, place
 from qsgd_hpc.scaling.report.drawing.style import (
     INK,
     PAPER,
@@ -22,6 +21,7 @@ from qsgd_hpc.scaling.report.drawing.style import (
     side_labels,
     value_axis,
 )
+from qsgd_hpc.scaling.report.tables import interval, place
 
 __all__ = ["best_fits", "efficiency_panels", "speedup_panels", "throughput_panel"]
 
