@@ -25,6 +25,7 @@ from qsgd_hpc.scaling.define.study import Study
 from qsgd_hpc.scaling.report.cautions import Machine
 from qsgd_hpc.scaling.report.compare import Comparison, section
 from qsgd_hpc.scaling.report.drawing.bars import network_panels
+from qsgd_hpc.scaling.report.drawing.lines import best_fits
 from qsgd_hpc.scaling.report.drawing.output import (
     chart,
     charts,
@@ -32,7 +33,6 @@ from qsgd_hpc.scaling.report.drawing.output import (
     write_networks,
     write_sheet,
 )
-from qsgd_hpc.scaling.report.drawing.speed import best_fits
 from qsgd_hpc.scaling.report.findings import (
     CaseFindings,
     Findings,
