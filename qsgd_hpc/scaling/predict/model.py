@@ -19,10 +19,17 @@ import numpy as np
 from qsgd_hpc.env import COMPRESSED
 from qsgd_hpc.scaling.define.plan import PLAIN_BITS
 from qsgd_hpc.scaling.predict.agreement import agreement, root_s
-from qsgd_hpc.scaling.predict.coding import FLOAT_BYTES, Coding
 from qsgd_hpc.scaling.predict.fabric import Fabric, card_loads
 from qsgd_hpc.scaling.predict.inputs import TrainingProfile
-from qsgd_hpc.scaling.predict.schedules import Layout, Messages, Phase, Schedule, schedule
+from qsgd_hpc.scaling.predict.schedules import (
+    FLOAT_BYTES,
+    Coding,
+    Layout,
+    Messages,
+    Phase,
+    Schedule,
+    schedule,
+)
 
 __all__ = [
     "ClosedForm",
