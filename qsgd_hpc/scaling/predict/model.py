@@ -42,6 +42,7 @@ __all__ = [
     "fused",
     "phase_s",
     "predict",
+    "predict_one",
     "timeline",
 ]
 
@@ -287,13 +288,13 @@ def predict(
 ) -> list[Prediction]:
     """Return a prediction for every number of nodes and bits, in this order."""
     return [
-        _predict_one(training, fabric, setting, count, each, network)
+        predict_one(training, fabric, setting, count, each, network)
         for count in nodes
         for each in bits
     ]
 
 
-def _predict_one(
+def predict_one(
     training: TrainingProfile,
     fabric: Fabric,
     setting: Setting,
@@ -301,6 +302,7 @@ def _predict_one(
     bits: int,
     network: Network,
 ) -> Prediction:
+    """Return the prediction for a number of nodes and bits."""
     layout = Layout(nodes * setting.ranks_per_node, setting.ranks_per_node)
     # The batch of a rank relative to the measurement.
     share = training.ranks / layout.ranks if setting.mode == "strong" else 1.0
