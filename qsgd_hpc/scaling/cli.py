@@ -23,8 +23,7 @@ from qsgd_hpc.scaling.define.definition import DEFAULTS, define, is_study_file, 
 from qsgd_hpc.scaling.define.plan import plan
 from qsgd_hpc.scaling.define.study import BITS, MODES, Study, parse_counts
 from qsgd_hpc.scaling.report.cli import show
-from qsgd_hpc.scaling.store.attempts import RECORD_HINT, finished
-from qsgd_hpc.scaling.store.folder import StudyFolder
+from qsgd_hpc.scaling.store import RECORD_HINT, StudyFolder, finished
 
 __all__ = ["scale"]
 

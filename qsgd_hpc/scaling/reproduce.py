@@ -27,7 +27,7 @@ from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site, flat_fabric
 from qsgd_hpc.scaling.predict.inputs import TrainingProfile, measured
 from qsgd_hpc.scaling.predict.model import ClosedForm, Setting, predict_one
 from qsgd_hpc.scaling.predict.output import LABEL
-from qsgd_hpc.scaling.store.attempts import is_number
+from qsgd_hpc.scaling.store import is_number
 from qsgd_hpc.scaling.units import bits_name
 
 __all__ = [

@@ -31,7 +31,7 @@ from qsgd_hpc.scaling.predict.output import (
 )
 from qsgd_hpc.scaling.predict.schedules import ALGORITHMS
 from qsgd_hpc.scaling.predict.simgrid import ROUTINGS, SimGrid, simulator
-from qsgd_hpc.scaling.store.attempts import is_number
+from qsgd_hpc.scaling.store import is_number
 from qsgd_hpc.scaling.units import count
 
 __all__ = ["predict"]

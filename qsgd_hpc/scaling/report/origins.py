@@ -10,7 +10,7 @@ from typing import Any
 from qsgd_hpc.launch.cluster import Network
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.report.cautions import Machine
-from qsgd_hpc.scaling.store.attempts import Attempt, is_number
+from qsgd_hpc.scaling.store import Attempt, is_number
 
 __all__ = ["Origins", "origins"]
 

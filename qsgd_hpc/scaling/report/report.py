@@ -44,8 +44,7 @@ from qsgd_hpc.scaling.report.findings import (
 from qsgd_hpc.scaling.report.networks import Family, families
 from qsgd_hpc.scaling.report.origins import Origins, origins
 from qsgd_hpc.scaling.report.tables import SORTED_BY, cells, headings, latex_tables, size
-from qsgd_hpc.scaling.store.attempts import Attempt, finished
-from qsgd_hpc.scaling.store.folder import StudyFolder, writing
+from qsgd_hpc.scaling.store import Attempt, StudyFolder, finished, writing
 
 __all__ = ["Report", "context", "load", "render", "results", "write"]
 

@@ -17,7 +17,7 @@ from qsgd_hpc.launch.cluster.network import SHORT, bits_per_s
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Row
 from qsgd_hpc.scaling.report.findings import reference_name
-from qsgd_hpc.scaling.store.attempts import Attempt, throughput
+from qsgd_hpc.scaling.store import Attempt, throughput
 
 __all__ = [
     "COLUMNS",

@@ -25,8 +25,7 @@ from qsgd_hpc.scaling.run.submitted import (
     submission,
     submit_noted,
 )
-from qsgd_hpc.scaling.store.attempts import Attempt
-from qsgd_hpc.scaling.store.folder import AttemptFolder, PackFolder, StudyFolder, write_whole
+from qsgd_hpc.scaling.store import Attempt, AttemptFolder, PackFolder, StudyFolder, write_whole
 
 __all__ = ["Packed", "adopt", "request", "start"]
 

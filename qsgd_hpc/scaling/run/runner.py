@@ -23,8 +23,7 @@ from qsgd_hpc.scaling.run.packed import Packed
 from qsgd_hpc.scaling.run.progress import Progress
 from qsgd_hpc.scaling.run.single import Single
 from qsgd_hpc.scaling.run.submitted import never_taken
-from qsgd_hpc.scaling.store.attempts import RECORD_HINT, Attempt, finished
-from qsgd_hpc.scaling.store.folder import StudyFolder
+from qsgd_hpc.scaling.store import RECORD_HINT, Attempt, StudyFolder, finished
 
 __all__ = ["check_sizes", "run"]
 

@@ -22,8 +22,7 @@ from qsgd_hpc.scaling.run.submitted import (
     submission,
     submit_noted,
 )
-from qsgd_hpc.scaling.store.attempts import Attempt, parse_records, throughput
-from qsgd_hpc.scaling.store.folder import AttemptFolder, StudyFolder
+from qsgd_hpc.scaling.store import Attempt, AttemptFolder, StudyFolder, parse_records, throughput
 
 __all__ = ["Single", "collect", "left_behind", "live_speed", "request", "start"]
 

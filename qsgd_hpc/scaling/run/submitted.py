@@ -15,7 +15,7 @@ from typing import Any
 from qsgd_hpc import __version__, jobs
 from qsgd_hpc.errors import QsgdError
 from qsgd_hpc.scaling.define.study import Study
-from qsgd_hpc.scaling.store.folder import JobFolder, StudyFolder
+from qsgd_hpc.scaling.store import JobFolder, StudyFolder
 
 __all__ = [
     "Names",

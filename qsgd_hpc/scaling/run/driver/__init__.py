@@ -24,7 +24,7 @@ from qsgd_hpc.jobs.records.events import end_of
 from qsgd_hpc.jobs.script.steps import host_lines, node_lines
 from qsgd_hpc.scaling.define.plan import Point
 from qsgd_hpc.scaling.run.cost import expected_s
-from qsgd_hpc.scaling.store.folder import AttemptFolder
+from qsgd_hpc.scaling.store import AttemptFolder
 
 __all__ = ["Entry", "PackPlan", "drive", "fits", "outcome_state"]
 
