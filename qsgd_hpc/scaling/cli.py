@@ -20,8 +20,7 @@ from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.jobs.waiting import why_never_ends
 from qsgd_hpc.launch.cluster.network import split as split_networks
 from qsgd_hpc.scaling.define.definition import DEFAULTS, define, is_study_file, read_study_file
-from qsgd_hpc.scaling.define.plan import plan
-from qsgd_hpc.scaling.define.study import BITS, MODES, Study, parse_counts
+from qsgd_hpc.scaling.define.study import BITS, MODES, Study, parse_counts, plan
 from qsgd_hpc.scaling.report.cli import show
 from qsgd_hpc.scaling.store import RECORD_HINT, StudyFolder, finished
 

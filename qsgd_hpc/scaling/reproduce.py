@@ -22,7 +22,7 @@ import yaml
 from qsgd_hpc._data import data
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS
+from qsgd_hpc.scaling.define.study import PLAIN_BITS
 from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site, flat_fabric
 from qsgd_hpc.scaling.predict.inputs import TrainingProfile, measured
 from qsgd_hpc.scaling.predict.model import ClosedForm, Setting, predict_one

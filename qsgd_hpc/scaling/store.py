@@ -17,8 +17,7 @@ from typing import Any, ClassVar, TypeGuard
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.cluster.network import NONE
 from qsgd_hpc.recording.records import RESERVED
-from qsgd_hpc.scaling.define.plan import Point
-from qsgd_hpc.scaling.define.study import Study, differences
+from qsgd_hpc.scaling.define.study import Point, Study, differences
 
 __all__ = [
     "RECORD_HINT",

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from qsgd_hpc.cli import cli
-from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.define.study import plan
 from qsgd_hpc.scaling.store import StudyFolder, finished
 
 STUDIES = Path(__file__).parents[2] / "docs" / "studies"

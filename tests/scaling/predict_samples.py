@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.define.study import plan
 from qsgd_hpc.scaling.predict.fabric import Fabric, flat_fabric
 from qsgd_hpc.scaling.predict.inputs import TrainingProfile
 from qsgd_hpc.scaling.store import Attempt, StudyFolder

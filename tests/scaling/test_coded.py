@@ -10,7 +10,7 @@ from rich.console import Console
 
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.compute import analyse
-from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.define.study import plan
 from qsgd_hpc.scaling.report.findings import coded_sentences, findings
 from qsgd_hpc.scaling.report.report import context, render
 from qsgd_hpc.scaling.report.tables import cells, headings

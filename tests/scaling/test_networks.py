@@ -12,8 +12,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.define.definition import define
-from qsgd_hpc.scaling.define.plan import Point, plan
-from qsgd_hpc.scaling.define.study import Case, Study
+from qsgd_hpc.scaling.define.study import Case, Point, Study, plan
 from qsgd_hpc.scaling.report.cautions import Machine, cautions
 from qsgd_hpc.scaling.report.networks import families
 from qsgd_hpc.scaling.report.origins import origins

@@ -19,7 +19,7 @@ from matplotlib.image import imread
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.results import COLUMNS
-from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.define.study import plan
 from qsgd_hpc.scaling.report.drawing.output import charts, write_sheet
 from qsgd_hpc.scaling.report.drawing.style import spread
 from qsgd_hpc.scaling.report.report import Report, context, load, render, results, write

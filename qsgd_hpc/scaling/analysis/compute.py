@@ -20,8 +20,7 @@ from qsgd_hpc.scaling.analysis.quality import NONE, Quality, cut_short, default_
 from qsgd_hpc.scaling.analysis.results import BREAKDOWN, COLUMNS, Analysis, CaseAnalysis
 from qsgd_hpc.scaling.analysis.stats import interval, ratio_interval
 from qsgd_hpc.scaling.analysis.verdicts import break_even, compressed_rows
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS, counts_for, global_batch
-from qsgd_hpc.scaling.define.study import Case
+from qsgd_hpc.scaling.define.study import PLAIN_BITS, Case, counts_for, global_batch
 from qsgd_hpc.scaling.store import Attempt, finished, is_number, throughput
 
 __all__ = ["COLUMNS", "Analysis", "analyse"]

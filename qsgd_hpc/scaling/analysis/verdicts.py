@@ -25,7 +25,7 @@ from qsgd_hpc.scaling.analysis.quality import (
 )
 from qsgd_hpc.scaling.analysis.results import BreakEven, CaseAnalysis, Estimate, Row
 from qsgd_hpc.scaling.analysis.stats import enough, ratio_interval
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS
+from qsgd_hpc.scaling.define.study import PLAIN_BITS
 
 __all__ = [
     "Judgement",

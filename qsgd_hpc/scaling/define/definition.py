@@ -27,8 +27,7 @@ from qsgd_hpc.jobs.words import did_you_mean, listing, minutes
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.network import NONE
 from qsgd_hpc.launch.cores import usable_cores
-from qsgd_hpc.scaling.define.plan import equal_threads
-from qsgd_hpc.scaling.define.study import BITS, Program, Study
+from qsgd_hpc.scaling.define.study import BITS, Program, Study, equal_threads
 
 __all__ = [
     "DEFAULTS",

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from qsgd_hpc.env import COMPRESSED
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS
+from qsgd_hpc.scaling.define.study import PLAIN_BITS
 from qsgd_hpc.scaling.predict.agreement import agreement, root_s
 from qsgd_hpc.scaling.predict.fabric import Fabric, card_loads
 from qsgd_hpc.scaling.predict.inputs import TrainingProfile

@@ -10,8 +10,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Row
 from qsgd_hpc.scaling.analysis.verdicts import SAME_MARGIN, Verdict, compare_rows
-from qsgd_hpc.scaling.define.plan import global_batch
-from qsgd_hpc.scaling.define.study import Case
+from qsgd_hpc.scaling.define.study import Case, global_batch
 from qsgd_hpc.scaling.report.tables import place
 
 if TYPE_CHECKING:

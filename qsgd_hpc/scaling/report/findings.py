@@ -22,8 +22,7 @@ from qsgd_hpc.scaling.analysis.verdicts import (
     representative_judgement,
     representative_row,
 )
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS
-from qsgd_hpc.scaling.define.study import Case, Study
+from qsgd_hpc.scaling.define.study import PLAIN_BITS, Case, Study
 from qsgd_hpc.scaling.report.cautions import Machine, cautions
 
 __all__ = [

@@ -20,8 +20,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis
-from qsgd_hpc.scaling.define.plan import plan
-from qsgd_hpc.scaling.define.study import Study
+from qsgd_hpc.scaling.define.study import Study, plan
 from qsgd_hpc.scaling.report.cautions import Machine
 from qsgd_hpc.scaling.report.compare import Comparison, section
 from qsgd_hpc.scaling.report.drawing.bars import network_panels

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling import units
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS, Point, plan, script_args
-from qsgd_hpc.scaling.define.study import Study
+from qsgd_hpc.scaling.define.study import PLAIN_BITS, Point, Study, plan, script_args
 from qsgd_hpc.scaling.store import Attempt
 
 __all__ = ["Estimate", "estimate", "expected_s", "measured_s", "print_plan", "refuse", "spent"]

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from qsgd_hpc.jobs import Job, JobState
 from qsgd_hpc.scaling import units
-from qsgd_hpc.scaling.define.plan import Point
+from qsgd_hpc.scaling.define.study import Point
 from qsgd_hpc.scaling.store import Attempt, throughput
 
 __all__ = ["Progress"]

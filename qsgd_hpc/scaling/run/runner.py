@@ -15,8 +15,7 @@ from qsgd_hpc.jobs.request.prepare import prepare
 from qsgd_hpc.jobs.waiting import Patience
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.keeper import trial
-from qsgd_hpc.scaling.define.plan import Point, plan
-from qsgd_hpc.scaling.define.study import Program, Study
+from qsgd_hpc.scaling.define.study import Point, Program, Study, plan
 from qsgd_hpc.scaling.run import cost
 from qsgd_hpc.scaling.run.driver import JOB_ENDS
 from qsgd_hpc.scaling.run.progress import Progress

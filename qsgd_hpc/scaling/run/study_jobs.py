@@ -20,8 +20,7 @@ from qsgd_hpc import __version__, jobs
 from qsgd_hpc.errors import QsgdError
 from qsgd_hpc.jobs.records.events import end_of, read_events
 from qsgd_hpc.jobs.script.steps import Step, step_scripts
-from qsgd_hpc.scaling.define.plan import Point, environment, global_batch, script_args
-from qsgd_hpc.scaling.define.study import Study
+from qsgd_hpc.scaling.define.study import Point, Study, environment, global_batch, script_args
 from qsgd_hpc.scaling.run import driver
 from qsgd_hpc.scaling.run.cost import measured_s
 from qsgd_hpc.scaling.run.driver import Entry, PackPlan, begun, outcome_state

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import BREAKDOWN, CaseAnalysis, Row
 from qsgd_hpc.scaling.analysis.verdicts import largest_rows, plain_row
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS
+from qsgd_hpc.scaling.define.study import PLAIN_BITS
 from qsgd_hpc.scaling.report.drawing.style import (
     GRID,
     INK,

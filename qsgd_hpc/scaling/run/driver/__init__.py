@@ -22,7 +22,7 @@ from typing import Any
 from qsgd_hpc.jobs.processes import adopt_orphans, members
 from qsgd_hpc.jobs.records.events import end_of
 from qsgd_hpc.jobs.script.steps import host_lines, node_lines
-from qsgd_hpc.scaling.define.plan import Point
+from qsgd_hpc.scaling.define.study import Point
 from qsgd_hpc.scaling.run.cost import expected_s
 from qsgd_hpc.scaling.store import AttemptFolder
 
