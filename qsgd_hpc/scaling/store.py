@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeGuard
 
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.jobs import JobRequest
 from qsgd_hpc.launch.cluster.network import NONE
 from qsgd_hpc.recording.records import RESERVED
 from qsgd_hpc.scaling.define.study import Point, Study, differences
@@ -295,6 +296,10 @@ class JobFolder:
     path: Path
     note_file: ClassVar[str]
 
+    def is_of(self, request: JobRequest) -> bool:
+        """Return whether this request is the one of its job: it names a file in the folder."""
+        raise NotImplementedError
+
     def note(self) -> dict[str, Any] | None:
         """Return the values stored when the job was submitted; None before that."""
         return _read(self.path / self.note_file)
@@ -310,6 +315,9 @@ class AttemptFolder(JobFolder):
 
     number: int
     note_file = "attempt.json"
+
+    def is_of(self, request: JobRequest) -> bool:
+        return request.env.get("QSGD_RECORDS") == str(self.records)
 
     @property
     def records(self) -> Path:
@@ -340,6 +348,9 @@ class PackFolder(JobFolder):
     """packs/pack-N: the plan of a packed job, its scripts, and its id after submission."""
 
     note_file = "pack.json"
+
+    def is_of(self, request: JobRequest) -> bool:
+        return request.script_args == (str(self.plan),)
 
     @property
     def plan(self) -> Path:

@@ -54,8 +54,6 @@ __all__ = [
 # After a restart, a scheduler may not list a job for some time.
 LOST_LOOKS = 4
 
-Names = Callable[[jobs.JobRequest], bool]
-
 
 @dataclass
 class StudyJob:
@@ -96,7 +94,6 @@ def submit_noted(
     asked: jobs.JobRequest,
     facts: Mapping[str, Any],
     place: JobFolder,
-    names: Names,
     follow: Callable[[jobs.Job], None],
 ) -> jobs.Job:
     """Submit a job, record it in its folder, and call `follow`, also after an interrupt.
@@ -105,14 +102,13 @@ def submit_noted(
         asked: the requested job.
         facts: further values to record.
         place: its folder.
-        names: returns whether a request is the one of this job.
         follow: is called with the job if it was submitted, also before an interrupt is raised.
     """
     try:
         job = jobs.submit(asked)
         place.write_note(of_job(facts, asked, job))
     except BaseException:
-        submitted = job_of(place, names)  # an interrupt can arrive during the submission
+        submitted = job_of(place)  # an interrupt can arrive during the submission
         if submitted is not None:
             follow(submitted)
         raise
@@ -120,7 +116,7 @@ def submit_noted(
     return job
 
 
-def job_of(place: JobFolder, names: Names) -> jobs.Job | None:
+def job_of(place: JobFolder) -> jobs.Job | None:
     """Return the job that was submitted for a folder, if known."""
     note = place.note()
     if note is not None:
@@ -129,7 +125,7 @@ def job_of(place: JobFolder, names: Names) -> jobs.Job | None:
         except (QsgdError, KeyError):
             return None  # the job's registry was cleaned; the point is measured again
     # After a kill between submitting and writing the note, the job is found by its request.
-    return next((j for j in jobs.list_jobs() if names(j.request)), None)
+    return next((j for j in jobs.list_jobs() if place.is_of(j.request)), None)
 
 
 def never_taken(job: jobs.Job) -> bool:
@@ -264,13 +260,8 @@ def start_point(
     def follow(job: jobs.Job) -> None:
         active.append(Single(folder, study, job, point, place))
 
-    job = submit_noted(asked, submission(asked.script), place, _point_names(place), follow)
+    job = submit_noted(asked, submission(asked.script), place, follow)
     progress.started(point, job, adopted=False)
-
-
-def _point_names(place: AttemptFolder) -> Names:
-    records = str(place.records)
-    return lambda request: request.env.get("QSGD_RECORDS") == records
 
 
 def left_behind(folder: StudyFolder, study: Study, point: Point) -> Single | None:
@@ -279,7 +270,7 @@ def left_behind(folder: StudyFolder, study: Study, point: Point) -> Single | Non
     for place in reversed(folder.attempt_folders(point)):
         if (point.key, place.number) in collected:
             return None
-        job = job_of(place, _point_names(place))
+        job = job_of(place)
         if job is not None:
             return Single(folder, study, job, point, place)
     return None
@@ -469,7 +460,7 @@ def start_pack(
     def follow(job: jobs.Job) -> None:
         active.append(Packed(folder, study, job, pack, entries))
 
-    job = submit_noted(asked, facts, pack, _pack_names(pack), follow)
+    job = submit_noted(asked, facts, pack, follow)
     progress.packed(job, len(points), adopted=False)
 
 
@@ -480,7 +471,7 @@ def adopt_packs(folder: StudyFolder, study: Study) -> list[Packed]:
     for pack in folder.packs():
         if pack.closed:
             continue
-        job = job_of(pack, _pack_names(pack))
+        job = job_of(pack)
         try:
             plan = PackPlan.from_text(pack.plan.read_text(encoding="utf-8"))
         except (OSError, ValueError, KeyError, TypeError):
@@ -491,8 +482,3 @@ def adopt_packs(folder: StudyFolder, study: Study) -> list[Packed]:
         had = {e.point.key for e in plan.entries if (e.point.key, e.attempt.number) in collected}
         found.append(Packed(folder, study, job, pack, plan.entries, had, set(had)))
     return found
-
-
-def _pack_names(pack: PackFolder) -> Names:
-    plan = (str(pack.plan),)
-    return lambda request: request.script_args == plan
