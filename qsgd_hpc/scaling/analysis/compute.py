@@ -210,6 +210,7 @@ def _case(case: Case, measured: Sequence[Attempt], given: float | None, mode: st
     table, reference = _table_of(runs)
     datasets = sorted({str(a.final["dataset"]) for a in measured if a.final.get("dataset")})
     epochs = [row for a in measured for row in curve(a)]
+    tested = runs["test_samples"].min()  # NaN if no run recorded it
     return CaseAnalysis(
         case=case,
         unit=throughput(measured[0].final)[1],
@@ -222,13 +223,8 @@ def _case(case: Case, measured: Sequence[Attempt], given: float | None, mode: st
         dataset=", ".join(datasets) or None,
         fits=fit_laws(runs, mode),
         link=fit_link(runs),
-        test_samples=_test_samples(runs),
+        test_samples=int(tested) if tested >= 1 else None,
     )
-
-
-def _test_samples(runs: pd.DataFrame) -> int | None:
-    sizes = runs["test_samples"].dropna()
-    return None if sizes.empty or sizes.min() < 1 else int(sizes.min())
 
 
 def _runs(
@@ -459,14 +455,10 @@ def _exposed_share(final: Mapping[str, Any], values: Mapping[str, float]) -> flo
     """
     if final.get("source") == "engine":
         return min(_share(values["exposed_s"], values["step_s"]), 1.0)  # keeps NaN, the first
-    return _share(values["exposed_s"], _step_seconds(values))
-
-
-def _step_seconds(values: Mapping[str, float]) -> float:
-    """Return the mean seconds of a step: as recorded, or the sum of its parts, which equals it."""
-    if values["step_mean_s"] > 0:
-        return values["step_mean_s"]
-    return values["compute_s"] + values["exposed_s"] + values["data_s"]
+    step_s = values["step_mean_s"]
+    if not step_s > 0:  # not recorded: the parts of a step add up to it
+        step_s = values["compute_s"] + values["exposed_s"] + values["data_s"]
+    return _share(values["exposed_s"], step_s)
 
 
 def _comm_seconds(final: Mapping[str, Any]) -> float:

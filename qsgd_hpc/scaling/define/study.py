@@ -177,7 +177,13 @@ class Program:
         """Yield every fault, each with its remedy; `ranks` are those of the sizes to measure."""
         if not self.script.is_file():
             yield f"script {str(self.script)!r}: no such file. Check the path."
-        yield from self._batch_faults()
+        try:
+            self.batch_words("strong", global_batch=1, ranks=1)
+        except (KeyError, IndexError, ValueError):
+            yield (
+                f"--batch-args {' '.join(self.batch_args or ())!r}: only {{global_batch}} and "
+                "{rank_batch} can stand in braces, such as '--bs {rank_batch}'."
+            )
         if self.target is not None and not 0 < self.target < math.inf:
             yield f"--target {self.target:g}: expected a number above 0."
         for option in _OWN_OPTIONS if self.batch_args is None else ():
@@ -199,15 +205,6 @@ class Program:
                     f"--batch-size {batch} cannot be shared by {several} ranks ({self.name}). "
                     f"Use a multiple of {uneven[-1]}."
                 )
-
-    def _batch_faults(self) -> Iterator[str]:
-        try:
-            self.batch_words("strong", global_batch=1, ranks=1)
-        except (KeyError, IndexError, ValueError):
-            yield (
-                f"--batch-args {' '.join(self.batch_args or ())!r}: only {{global_batch}} and "
-                "{rank_batch} can stand in braces, such as '--bs {rank_batch}'."
-            )
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -297,18 +294,16 @@ class Study:
     def check(self) -> None:
         """Raise a UsageError that names every fault of the definition, one per line."""
         faults = [f for p in self.programs for f in p.faults(self.mode, self.ranks)]
-        faults += [*self._name_faults(), *self._number_faults()]
+        faults += self._own_faults()
         if faults:
             raise UsageError("\n".join(dict.fromkeys(faults)))
 
-    def _name_faults(self) -> Iterator[str]:
+    def _own_faults(self) -> Iterator[str]:
         names = [p.name for p in self.programs]
         if not names:
             yield "nothing to train. Give a SCRIPT, or --workload NAME."
         for name in sorted({n for n in names if names.count(n) > 1}):
             yield f"{name} is given {names.count(name)} times. Rename one of the scripts."
-
-    def _number_faults(self) -> Iterator[str]:
         if self.mode not in MODES:
             yield f"--mode {self.mode!r}: expected strong or weak."
         for name, value in (

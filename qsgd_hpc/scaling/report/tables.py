@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -163,6 +164,7 @@ def _latex_table(case: CaseAnalysis) -> str:
     columns = [(key, name) for key, name in headings(case) if key not in _LEFT_OUT]
     rows = case.rows()
     several = case.table["throughput_lo"].notna().any()
+    label = re.sub("[^A-Za-z0-9-]", "-", case.case.key)
     brackets = r"; in brackets: 95\% intervals" if several else ""
     lines = [
         r"\begin{table}",
@@ -171,7 +173,7 @@ def _latex_table(case: CaseAnalysis) -> str:
         r"  \setlength{\tabcolsep}{3pt}",
         f"  \\caption{{Scaling of {_escape(case.case.label)}. Speed-up refers to "
         f"{_escape(reference_name(case))}{brackets}.}}",
-        f"  \\label{{tab:scaling-{_label(case.case.key)}}}",
+        f"  \\label{{tab:scaling-{label}}}",
         f"  \\begin{{tabular}}{{rl{'r' * (len(columns) - 2)}}}",
         r"    \toprule",
         *(f"    {' & '.join(line)} \\\\" for line in _heads([name for _, name in columns])),
@@ -196,10 +198,6 @@ def _heads(names: Sequence[str]) -> list[list[str]]:
 def _cell(text: dict[str, str], key: str) -> str:
     spread = text["speed_range"].replace(_RANGE, "–") if key == "speed" else ""
     return _escape(f"{text[key]} ({spread})" if spread else text[key])
-
-
-def _label(key: str) -> str:
-    return "".join(c if c.isascii() and (c.isalnum() or c == "-") else "-" for c in key)
 
 
 _VERSIONS = ("python", "torch", "tensorflow", "keras", "jax", "qsgd_hpc")
