@@ -13,12 +13,12 @@ from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Fit, Row
 from qsgd_hpc.scaling.analysis.verdicts import largest_rows
 from qsgd_hpc.scaling.report.drawing.style import (
-    GRID,
     INK,
     PAPER,
     QUIET,
     Panel,
     colour,
+    grid,
     logarithmic,
     mark,
     marker,
@@ -334,9 +334,7 @@ def _layout(axes: Any, case: CaseAnalysis, clock: str, found: pd.DataFrame) -> N
         axes.xaxis.set_major_formatter(lambda value, _: "0" if value == 0 else _clock(value))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.grid(axis="y", color=GRID, lw=0.8)
-    axes.tick_params(length=0)
-    axes.spines["left"].set_visible(False)
+    grid(axes, "y")
 
 
 def _clock(value: float) -> str:
