@@ -30,18 +30,7 @@ from qsgd_hpc.scaling.predict.output import LABEL
 from qsgd_hpc.scaling.store import is_number
 from qsgd_hpc.scaling.units import bits_name
 
-__all__ = [
-    "NAMES",
-    "Cell",
-    "Published",
-    "effective_gbps",
-    "measured_cells",
-    "network_profile",
-    "predicted",
-    "published",
-    "reproduce",
-    "study_text",
-]
+__all__ = ["reproduce"]
 
 NAMES = ("qsgd-tf", "horovod", "alcf", "tacc", "texar")
 
@@ -196,9 +185,11 @@ def measured_cells(table: Published, results: Path) -> list[Cell]:
         for what, name in _quantities(table):
             values = [float(p[name]) for p in here if is_number(p.get(name))]
             if values:
-                value = _published(table, what, ranks, bits)
+                published_here = (float(r[3]) for r in table.rows if r[:3] == (what, bits, ranks))
                 setting = f"{bits_name(bits)}, {ranks}"
-                cells.append(Cell(what, setting, value, median(values), "measured"))
+                cells.append(
+                    Cell(what, setting, next(published_here, None), median(values), "measured")
+                )
     return cells
 
 
@@ -207,11 +198,6 @@ def _quantities(table: Published) -> list[tuple[str, str]]:
     if table.method != "none":
         return [(network, "throughput") for network in table.networks]
     return [("valid", "perplexity"), ("test", "test_perplexity"), ("train", "train_perplexity")]
-
-
-def _published(table: Published, what: str, ranks: int, bits: int) -> float | None:
-    found = [row[3] for row in table.rows if row[:3] == (what, bits, ranks)]
-    return float(found[0]) if found else None
 
 
 PIECES = 100

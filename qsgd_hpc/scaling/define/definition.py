@@ -29,15 +29,7 @@ from qsgd_hpc.launch.cluster.network import NONE
 from qsgd_hpc.launch.cores import usable_cores
 from qsgd_hpc.scaling.define.study import BITS, Program, Study, equal_threads
 
-__all__ = [
-    "DEFAULTS",
-    "FRAMEWORKS",
-    "define",
-    "find_workload",
-    "is_study_file",
-    "read_study_file",
-    "workload_names",
-]
+__all__ = ["DEFAULTS", "define", "find_workload", "is_study_file", "read_study_file"]
 
 FRAMEWORKS = ("torch", "keras")
 

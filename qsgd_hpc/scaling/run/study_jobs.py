@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 from qsgd_hpc import __version__, jobs
 from qsgd_hpc.errors import QsgdError
 from qsgd_hpc.jobs.records.events import end_of, read_events
+from qsgd_hpc.jobs.schedulers.command import ask
 from qsgd_hpc.jobs.script.steps import Step, step_scripts
 from qsgd_hpc.scaling.define.study import Point, Study, environment, global_batch, script_args
 from qsgd_hpc.scaling.run import driver
@@ -179,17 +179,8 @@ def of_job(facts: Mapping[str, Any], asked: jobs.JobRequest, job: jobs.Job) -> d
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+    answer = ask(["git", "-C", str(folder), *words])
+    return answer.out.strip() if answer.code == 0 else None
 
 
 @dataclass
