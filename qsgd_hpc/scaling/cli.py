@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,13 +34,8 @@ def _example(ctx: click.Context, _param: click.Parameter, given: bool) -> None:
         ctx.exit()
 
 
-# Options that are lists of words in a study file, and their names there.
-_WORDS = {
-    "algorithms": "algorithms",
-    "framework": "frameworks",
-    "workload": "workloads",
-    "filesystems": "filesystems",
-}
+# Options that are lists of words in a study file.
+_WORDS = ("algorithms", "frameworks", "workloads", "filesystems")
 
 
 class Scale(click.Command):
@@ -54,34 +48,18 @@ class Scale(click.Command):
         return super().parse_args(ctx, args)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The requested study, with the keys of a study file.
-
-    Attributes:
-        settings: settings of the file and of the command line, which takes precedence.
-        folder: the folder that paths of scripts are relative to.
-        name: default name of the study's folder.
-        faults: faults of the options; the rest of the definition may have more.
-    """
-
-    settings: Mapping[str, Any]
-    folder: Path
-    name: str
-    faults: tuple[str, ...]
-
-
-def asked(ctx: click.Context, words: tuple[str, ...]) -> Asked:
-    """Combine the study file and the options.
+def _defined(ctx: click.Context, words: tuple[str, ...]) -> tuple[Study, Site, str]:
+    """Return the study of the file and the options, which take precedence, its site and its name.
 
     Raises:
         UsageError: there is nothing to train, or the file has faults; the message lists all.
     """
     file = Path(words[0]) if words and is_study_file(Path(words[0])) else None
     given = {name: value for name, value in ctx.params.items() if value is not None}
-    if file is None and not words and "workload" not in given:
+    if file is None and not words and "workloads" not in given:
         raise UsageError("nothing to train. Give a SCRIPT, a STUDY.yaml or --workload NAME.")
     own, faults = _settings(given)
+    folder = Path.cwd()  # paths of scripts are relative to it
     if file is not None:
         if len(words) > 1:
             raise UsageError(
@@ -92,21 +70,22 @@ def asked(ctx: click.Context, words: tuple[str, ...]) -> Asked:
         folder, name = file.absolute().parent, file.stem
     elif "workloads" in own:
         settings = {**own, "args": list(words)}
-        folder, name = Path.cwd(), "-".join(own["workloads"])
+        name = "-".join(own["workloads"])
     else:
         settings = {**own, "scripts": [words[0]], "args": list(words[1:])}
-        folder, name = Path.cwd(), Path(words[0]).stem
-    return Asked(settings, folder, name, faults)
+        name = Path(words[0]).stem
+    site = choose(settings.get("site"))
+    return define(settings, folder, site, Path.cwd(), faults), site, name
 
 
 def _settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     faults: list[str] = []
     found = {name: value for name, value in given.items() if name in (*DEFAULTS, "site")}
-    for option, key in _WORDS.items():
-        if option in given:
-            found[key] = [w for w in (w.strip() for w in given[option].split(",")) if w]
-    if "network" in given:
-        found["networks"] = split_networks(given["network"])
+    for key in _WORDS:
+        if key in given:
+            found[key] = [w for w in (w.strip() for w in given[key].split(",")) if w]
+    if "networks" in given:
+        found["networks"] = split_networks(given["networks"])
     for name, allowed in (("nodes", None), ("bits", BITS), ("batch_size", None)):
         if name in given:
             try:
@@ -133,6 +112,7 @@ def _settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]
 @click.option("--algorithms", help="Allreduce algorithms to compare.  [default: auto]")
 @click.option(
     "--network",
+    "networks",
     metavar="RATE[,latency=T],...",
     help="On this machine: emulate a host for each node, at each of these link rates, such as "
     "100mbit,1gbit; none: shared memory.",
@@ -161,8 +141,10 @@ def _settings(given: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]
     help="Test accuracy (or perplexity, above 1); the time to reach it is reported.  "
     "[default: the value that fp32 reaches]",
 )
-@click.option("--workload", help="Workloads of this package, such as resnet34,mnist.")
-@click.option("--framework", help="Frameworks of the workloads: torch, keras.  [default: torch]")
+@click.option("--workload", "workloads", help="Workloads of this package, such as resnet34,mnist.")
+@click.option(
+    "--framework", "frameworks", help="Frameworks of the workloads: torch, keras.  [default: torch]"
+)
 @click.option("--ranks-per-node", type=int, help="Default: the site's, such as one per GPU.")
 @click.option(
     "--walltime",
@@ -244,12 +226,8 @@ def scale(ctx: click.Context, /, words: tuple[str, ...], **options: Any) -> None
     from qsgd_hpc.scaling.run import cost
     from qsgd_hpc.scaling.run.runner import check_sizes
 
-    wanted = asked(ctx, words)
-    site = choose(wanted.settings.get("site"))
-    study = define(wanted.settings, wanted.folder, site, Path.cwd(), wanted.faults)
-    folder = StudyFolder(
-        options["output"] or Path("scaling-results") / f"{wanted.name}-{study.mode}"
-    )
+    study, site, name = _defined(ctx, words)
+    folder = StudyFolder(options["output"] or Path("scaling-results") / f"{name}-{study.mode}")
     folder.agree(study)
     limit_min = check_sizes(study)
     screen = console()
