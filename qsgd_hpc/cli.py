@@ -70,7 +70,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "Predict a measured training on more nodes of a machine.",
     ),
     "reproduce": (
-        "qsgd_hpc.scaling.reproduce.cli:reproduce",
+        "qsgd_hpc.scaling.reproduce:reproduce",
         "Compare published results with predictions or measurements made here.",
     ),
 }

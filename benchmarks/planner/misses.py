@@ -22,7 +22,7 @@ import click
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from qsgd_hpc.bench.explain import Choice, Verdict, judge  # noqa: E402
+from qsgd_hpc.bench.allreduce import Choice, Verdict, judge  # noqa: E402
 from qsgd_hpc.bench.words import size_text, time_text  # noqa: E402
 
 RANKS = (2, 3, 4)

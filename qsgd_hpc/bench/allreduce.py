@@ -1,11 +1,11 @@
-"""``qsgd-hpc bench allreduce`` on the ranks of a launched job."""
+"""``qsgd-hpc bench allreduce`` on the ranks of a launched job, and the plans of ``--explain``."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from qsgd_hpc import __version__
-from qsgd_hpc.bench import explain, table
+from qsgd_hpc.bench import table
 from qsgd_hpc.bench.contestants import (
     Contestant,
     Data,
@@ -22,18 +22,19 @@ from qsgd_hpc.bench.contestants import (
     mpi_peer,
     ours,
     time_all,
+    title,
 )
 from qsgd_hpc.bench.table import Row, Timing, compare, row_json
-from qsgd_hpc.bench.words import AUTO, FLOAT_BYTES, PLAIN_BITS
+from qsgd_hpc.bench.words import AUTO, FLOAT_BYTES, PLAIN_BITS, size_text, time_text
 from qsgd_hpc.compression import KINDS, has_choice_of_bits
 from qsgd_hpc.env import ALGORITHMS, COMPRESSED
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime import basics, planning
 
 if TYPE_CHECKING:
-    from qsgd_hpc._core import CodecSpec, Machine
+    from qsgd_hpc._core import CodecSpec, Coding, Machine
 
-__all__ = ["Request", "run"]
+__all__ = ["Choice", "Request", "Verdict", "judge", "run"]
 
 
 @dataclass(frozen=True)
@@ -117,14 +118,14 @@ class Bench:
     def codecs(self, bits: int | str) -> list[CodecSpec]:
         """Return the codes for a number of bits; for auto, those of ``Compression.auto()``."""
         if bits == AUTO:
-            return explain.open_codes()
+            return open_codes()
         if bits == PLAIN_BITS:
             return []
-        return [explain.spec_of(int(bits), scheme) for scheme in self.request.schemes]
+        return [spec_of(int(bits), scheme) for scheme in self.request.schemes]
 
     def planned(self, count: int) -> Contestant:
         """Return the planner's choice for a number of elements."""
-        plan = explain.plan(self.machine, count, self.codecs(AUTO))
+        plan = plan_of(self.machine, count, self.codecs(AUTO))
         entry = ours(self.communicator, plan.spec, plan.algorithm)
         entry.what = f"auto: {entry.what}"
         return entry
@@ -137,7 +138,7 @@ class Bench:
 
     def coded(self, bits: int, scheme: str) -> list[Contestant]:
         """Return the contestants of a code; with error feedback, auto is the engine's allreduce."""
-        spec, training = explain.spec_of(bits, scheme), explain.coding_of(bits, scheme)
+        spec, training = spec_of(bits, scheme), coding_of(bits, scheme)
         found = []
         for name in fitting(self.request.algorithms, coded=True):
             if name == AUTO and training.error_feedback:
@@ -175,8 +176,9 @@ class Bench:
     def measure(self) -> list[Row]:
         """Measure every size and print its rows immediately."""
         # A row of the engine is what its title says: not float32, which the planner may prefer.
-        asked = {"PLANNER": "off", "AUTOTUNE": "off", "THREADS": str(self.request.threads)}
-        os.environ.update({f"QSGD_{name}": value for name, value in asked.items()})
+        # An engine has its settings from the environment, and this process only measures.
+        threads = str(self.request.threads)
+        os.environ.update(QSGD_PLANNER="off", QSGD_AUTOTUNE="off", QSGD_THREADS=threads)
         basics.init()
         peers = self.find_peers() if self.request.peers else []
         self.say()
@@ -213,6 +215,204 @@ class Bench:
             key: list(rows),
         }
         self.say(table.write_json(path, record))
+
+
+FAR = 3.0
+"""Choices predicted slower than the fastest by more than this factor are not measured."""
+CHOICE_COLUMNS = (("size", 8), ("code", 8), ("algorithm", 18), ("predicted", 9), ("measured", 9))
+ERROR_WIDTH = 6
+CHOICE_LEGEND = (
+    "predicted: the planner's estimate from measurements of the machine",
+    "error: measured / predicted - 1; planned: the planner's choice among these rows",
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to reduce one size."""
+
+    code: str
+    """Such as "fp32" or "4 bit"."""
+    algorithm: str
+    predicted_s: float
+    measured_s: float | None = None
+    """Median; None if it was not tried, because its prediction was much slower."""
+    planned: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The quality of the plan at one size."""
+
+    planned: Choice
+    fastest: Choice
+    """The fastest of the measured choices."""
+
+    @property
+    def miss(self) -> float:
+        """Extra time of the plan relative to the fastest choice; 0 if it is the fastest."""
+        assert self.planned.measured_s is not None
+        assert self.fastest.measured_s is not None
+        return self.planned.measured_s / self.fastest.measured_s - 1
+
+
+def judge(choices: Sequence[Choice]) -> Verdict:
+    """Compare the plan with the fastest choice; the plan must have been measured."""
+    tried = [choice for choice in choices if choice.measured_s is not None]
+    (planned,) = [choice for choice in tried if choice.planned]
+    return Verdict(planned, min(tried, key=lambda choice: choice.measured_s or 0.0))
+
+
+def choice_header() -> Text:
+    """Return the names of the columns."""
+    names = [f"{name:>{width}}" for name, width in CHOICE_COLUMNS]
+    names[1:3] = [f"{name:<{width}}" for name, width in CHOICE_COLUMNS[1:3]]
+    return Text("  ".join([*names, f"{'error':>{ERROR_WIDTH}}"]), style="bold")
+
+
+def choice_lines(size_bytes: int, choices: Sequence[Choice]) -> list[Text]:
+    """Return the rows of one size, the fastest first, untried ones last."""
+    verdict = judge(choices)
+    ordered = sorted(choices, key=lambda c: (c.measured_s is None, c.measured_s or c.predicted_s))
+    found = [
+        _choice_line(size_text(size_bytes) if number == 0 else "", choice, verdict)
+        for number, choice in enumerate(ordered)
+    ]
+    return [*found, Text(f"{'':>10}{_sentence(verdict)}", style="italic"), Text()]
+
+
+def _choice_line(size: str, choice: Choice, verdict: Verdict) -> Text:
+    measured = "-" if choice.measured_s is None else time_text(choice.measured_s)
+    error = choice.measured_s and f"{choice.measured_s / choice.predicted_s - 1:+.0%}"
+    mark = "  planned" if choice is verdict.planned else ""
+    cells = (
+        f"{size:>8}  {choice.code:<8}  {choice.algorithm:<18}  "
+        f"{time_text(choice.predicted_s):>9}  {measured:>9}  {error or '-':>{ERROR_WIDTH}}{mark}"
+    )
+    return Text(cells, style="green" if mark else "dim" if choice.measured_s is None else "")
+
+
+def _sentence(verdict: Verdict) -> str:
+    planned = f"{verdict.planned.code} by {verdict.planned.algorithm}"
+    if verdict.planned is verdict.fastest:
+        return f"planned: {planned}, which is the fastest"
+    fastest = f"{verdict.fastest.code} by {verdict.fastest.algorithm}"
+    return f"planned: {planned}, {verdict.miss:.1%} behind the fastest, {fastest}"
+
+
+def choice_json(size_bytes: int, choice: Choice) -> dict[str, Any]:
+    """Return a choice in its JSON form; times in seconds."""
+    return {"size_bytes": size_bytes, **asdict(choice)}
+
+
+def coding_of(bits: int, scheme: str, *, lasting: bool = True) -> Coding:
+    """Return the coding for a number of bits, with bucket and norm from the environment.
+
+    Args:
+        bits: 1 to 8.
+        scheme: a code with a choice of bits.
+        lasting: as in training, with error feedback if training uses it; else each call separately.
+    """
+    return KINDS[scheme](bits).coding(lasting=lasting)  # type: ignore[call-arg]
+
+
+def spec_of(bits: int, scheme: str) -> CodecSpec:
+    """Return the code of a separate call."""
+    return coding_of(bits, scheme, lasting=False).spec
+
+
+def open_codes() -> list[CodecSpec]:
+    """Return the codes between which ``Compression.auto()`` chooses."""
+    from qsgd_hpc import _core
+
+    return _core.open_codes(spec_of(8, "qsgd"), any_code=True)
+
+
+def plan_of(machine: Machine, count: int, codecs: Sequence[CodecSpec]) -> Any:
+    """Return the plan for a message with one tensor, in one of these codes or as float32."""
+    from qsgd_hpc import _core
+
+    return _core.plan(machine, count=count, codecs=codecs, any_algorithm=True)
+
+
+def by_prediction(bench: Bench) -> list[dict[str, Any]]:
+    """Print the plan of each size and number of bits, not measured; return them in JSON form."""
+    plans = []
+    for size_bytes in bench.request.sizes:
+        for codecs in _alternatives(bench):
+            found = plan_of(bench.machine, size_bytes // FLOAT_BYTES, codecs)
+            bench.say(f"{size_text(size_bytes):>8}  {found.algorithm:18}  {found.reason}")
+            plans.append(
+                {
+                    "size_bytes": size_bytes,
+                    "code": title(found.spec),
+                    "algorithm": found.algorithm,
+                    "predicted_s": found.seconds,
+                    "reason": found.reason,
+                }
+            )
+    return plans
+
+
+def _alternatives(bench: Bench) -> Iterator[list[CodecSpec]]:
+    """Yield the codes of each plan: all open ones for auto, else each separately."""
+    for bits in bench.request.bits:
+        codecs = bench.codecs(bits)
+        yield from [codecs] if bits in (AUTO, PLAIN_BITS) else [[spec] for spec in codecs]
+
+
+def by_trial(bench: Bench) -> list[dict[str, Any]]:
+    """Print every choice of each size, predicted and measured; return them in JSON form."""
+    found: list[dict[str, Any]] = []
+    bench.say()
+    bench.say(choice_header())
+    for size_bytes in bench.request.sizes:
+        tried = _try_out(bench, size_bytes // FLOAT_BYTES)
+        for row in choice_lines(size_bytes, tried):
+            bench.say(row)
+        found += [choice_json(size_bytes, choice) for choice in tried]
+    for text in CHOICE_LEGEND:
+        bench.say(Text(text, style="dim"))
+    return found
+
+
+def _ways(bench: Bench, count: int) -> list[tuple[CodecSpec | None, Choice]]:
+    """Return all choices of the planner for a number of elements, each with its code."""
+    from qsgd_hpc import _core
+
+    machine, bits = bench.machine, bench.request.bits
+    planned = plan_of(machine, count, [spec for b in bits for spec in bench.codecs(b)])
+    asked: list[CodecSpec | None] = []
+    for b in bits:
+        plain = [None] if b in (AUTO, PLAIN_BITS) else []
+        asked += [spec for spec in (*plain, *bench.codecs(b)) if spec not in asked]
+    if planned.spec not in asked:  # the planner may decline all codes
+        asked.insert(0, planned.spec)
+    found = []
+    for spec in asked:
+        for name in machine.known(compressed=spec is not None):
+            choice = Choice(
+                code=title(spec),
+                algorithm=name,
+                predicted_s=_core.allreduce_s(machine, algorithm=name, count=count, coding=spec),
+                planned=(name, spec) == (planned.algorithm, planned.spec),
+            )
+            found.append((spec, choice))
+    return found
+
+
+def _try_out(bench: Bench, count: int) -> list[Choice]:
+    """Return the choices of a size with their measured times; collective."""
+    ways = _ways(bench, count)
+    longest_s = FAR * min(choice.predicted_s for _, choice in ways)
+    tried = [way for way in ways if way[1].planned or way[1].predicted_s <= longest_s]
+    contestants = [ours(bench.communicator, spec, choice.algorithm) for spec, choice in tried]
+    bench.time(contestants, count)
+    measured = [
+        replace(choice, measured_s=Timing.of(contestant.seconds).median_s)
+        for (_, choice), contestant in zip(tried, contestants, strict=True)
+    ]
+    return measured + [way[1] for way in ways if way not in tried]
 
 
 def fitting(algorithms: Sequence[str], coded: bool) -> list[str]:
@@ -268,9 +468,9 @@ def run(request: Request) -> None:
         bench = Bench(request, mpi, communicator)
         bench.introduce()
         if request.explain and request.trial:
-            key, rows = "choices", explain.by_trial(bench)
+            key, rows = "choices", by_trial(bench)
         elif request.explain:
-            key, rows = "plans", explain.by_prediction(bench)
+            key, rows = "plans", by_prediction(bench)
         else:
             key, rows = "rows", [row_json(row) for row in bench.measure()]
         if request.json_path is not None and bench.is_root:

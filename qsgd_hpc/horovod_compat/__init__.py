@@ -26,11 +26,15 @@ __all__ = ["FOLDER", "install", "installed"]
 FOLDER = Path(__file__).with_name("on_path")
 """Folder for PYTHONPATH, with a package ``horovod``."""
 
-# Modules of this package by their names in Horovod. Submodules of these names are resolved to
-# submodules of the counterparts; all other modules are in FOLDER.
+# Counterparts of Horovod's modules. Submodules of these names are resolved to submodules of the
+# counterparts; all other modules are in FOLDER.
 _ALIASES = {
+    "horovod.common.basics": "horovod.common",
     "horovod.common.elastic": "qsgd_hpc.elastic",
+    "horovod.common.exceptions": "qsgd_hpc.errors",
     "horovod.common.process_sets": "qsgd_hpc.runtime.process_sets",
+    "horovod.common.util": "horovod.common",
+    "horovod.runner": "qsgd_hpc.launch.function",
     "horovod.torch": "qsgd_hpc.torch",
     "horovod.torch.elastic.sampler": "qsgd_hpc.torch.elastic",
     "horovod.torch.elastic.state": "qsgd_hpc.torch.elastic",
@@ -63,7 +67,7 @@ def _exists(name: str) -> bool:
 
 
 class _Alias(Loader):
-    """Loads a module of this package and binds the horovod name to the same module object."""
+    """Loads a counterpart and binds the horovod name to the same module object."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -73,8 +77,8 @@ class _Alias(Loader):
         name, target = module.__spec__.name, importlib.import_module(self.target)
         if self.target.startswith(("qsgd_hpc.keras", "qsgd_hpc.tensorflow")):
             allow_keras2_calls()
-        if not hasattr(target, "__path__") and any(a.startswith(f"{name}.") for a in _ALIASES):
-            target.__path__ = []  # a package in Horovod must look like a package here
+        if not hasattr(target, "__path__"):
+            target.__path__ = []  # as of a package: the finder is asked for, and refuses, others
         # The import system uses the module that a loader leaves in sys.modules.
         sys.modules[name] = target
 

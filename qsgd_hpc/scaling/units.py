@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
+from qsgd_hpc.jobs.words import plural as count
+
 __all__ = [
     "accuracy",
     "bandwidth",
@@ -69,11 +71,6 @@ def interval(low: float | None, high: float | None) -> str:
 def span(values: Sequence[Any], form: Callable[[Any], str]) -> str:
     """The common value, or the range from least to most: '37', '0 to 37'."""
     return " to ".join(dict.fromkeys(form(end) for end in (min(values), max(values))))
-
-
-def count(number: int, noun: str) -> str:
-    """'1 repeat', '3 repeats'."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def quality_name(column: str) -> str:

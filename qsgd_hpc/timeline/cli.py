@@ -13,7 +13,6 @@ from rich.text import Text
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.timeline import traces
-from qsgd_hpc.timeline.steps import OTHERS, RankSteps, of_steps
 
 __all__ = ["timeline"]
 
@@ -82,7 +81,7 @@ def show(file: Path, top: int) -> None:
         )
     summary = traces.summarise(events)
     console = Console(width=_LINE)
-    if steps := of_steps(events):
+    if steps := traces.of_steps(events):
         console.print(_steps_title(steps), highlight=False)
         console.print(_steps_table(steps))
         console.print()
@@ -90,14 +89,14 @@ def show(file: Path, top: int) -> None:
     console.print(_totals(summary), highlight=False)
 
 
-def _steps_title(ranks: Sequence[RankSteps]) -> str:
+def _steps_title(ranks: Sequence[traces.RankSteps]) -> str:
     durations = [duration for rank in ranks for duration in rank.durations_us]
     count, median_ms = len(ranks[0].durations_us), statistics.median(durations) / 1e3
     which = "one step of" if count == 1 else f"{count} steps of"
     return f"{which} {median_ms:.3g} ms{'' if count == 1 else ' (median)'}; ms of a step, mean:"
 
 
-def _steps_table(ranks: Sequence[RankSteps]) -> Table:
+def _steps_table(ranks: Sequence[traces.RankSteps]) -> Table:
     table = Table("rank", box=None, pad_edge=False)
     for heading in ("step", "computing", "exposed", "agreeing", "waiting for", "hidden", "coding"):
         table.add_column(heading, justify="right")
@@ -118,7 +117,7 @@ def _steps_table(ranks: Sequence[RankSteps]) -> Table:
 
 
 def _rank_name(rank: int) -> str:
-    return "others" if rank == OTHERS else f"rank {rank}"
+    return "others" if rank == traces.OTHERS else f"rank {rank}"
 
 
 def _table(summary: traces.Summary, top: int) -> Table:

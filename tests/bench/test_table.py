@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from qsgd_hpc.bench import codec, explain, table
-from qsgd_hpc.bench.explain import Choice
+from qsgd_hpc.bench import allreduce, codec, table
+from qsgd_hpc.bench.allreduce import Choice
 from qsgd_hpc.bench.table import Row, Timing, compare, row_json
 
 MIB = 1 << 20
@@ -104,14 +104,14 @@ FAR = Choice("fp32", "ring", predicted_s=900e-6)
 
 
 def choices(*rows):
-    return [line.plain for line in explain.lines(1 << 20, rows)]
+    return [line.plain for line in allreduce.choice_lines(1 << 20, rows)]
 
 
 def test_a_plan_misses_by_what_it_takes_longer_than_the_fastest():
-    verdict = explain.judge([FP32, FOUR, TWO, FAR])
+    verdict = allreduce.judge([FP32, FOUR, TWO, FAR])
     assert (verdict.planned, verdict.fastest) == (FOUR, TWO)
     assert verdict.miss == pytest.approx(0.08)
-    assert explain.judge([FP32, FOUR]).miss == 0
+    assert allreduce.judge([FP32, FOUR]).miss == 0
 
 
 def test_rows_come_by_what_was_measured_and_the_untried_last():
@@ -125,7 +125,7 @@ def test_rows_come_by_what_was_measured_and_the_untried_last():
 
 
 def test_cells_stand_under_their_names():
-    names, row = explain.header().plain, choices(FOUR)[0]
+    names, row = allreduce.choice_header().plain, choices(FOUR)[0]
     for name in ("predicted", "measured", "error"):
         end = names.index(name) + len(name)
         assert row[end - 1] != " "
@@ -133,7 +133,7 @@ def test_cells_stand_under_their_names():
 
 
 def test_json_has_what_the_table_shows():
-    found = explain.choice_json(4096, FOUR)
+    found = allreduce.choice_json(4096, FOUR)
     assert found == {
         "size_bytes": 4096,
         "code": "4 bit",

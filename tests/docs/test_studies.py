@@ -9,9 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from qsgd_hpc.cli import cli
-from qsgd_hpc.scaling.define.plan import plan
-from qsgd_hpc.scaling.store.attempts import finished
-from qsgd_hpc.scaling.store.folder import StudyFolder
+from qsgd_hpc.scaling.define.study import plan
+from qsgd_hpc.scaling.store import StudyFolder, finished
 
 STUDIES = Path(__file__).parents[2] / "docs" / "studies"
 NAMES = sorted(file.parent.name for file in STUDIES.glob("*/study.json"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from qsgd_hpc.scaling.analysis.measured import UNCODED
+from qsgd_hpc.scaling.analysis.compute import UNCODED
 from qsgd_hpc.scaling.analysis.results import (
     COLUMNS,
     Analysis,

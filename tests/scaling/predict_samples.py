@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.define.study import plan
 from qsgd_hpc.scaling.predict.fabric import Fabric, flat_fabric
 from qsgd_hpc.scaling.predict.inputs import TrainingProfile
-from qsgd_hpc.scaling.store.attempts import Attempt
-from qsgd_hpc.scaling.store.folder import StudyFolder
+from qsgd_hpc.scaling.store import Attempt, StudyFolder
 from tests.scaling.samples import study
 
 # Two gradients of 4 MiB, one ready at once, one at the end of the backward pass.

@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from qsgd_hpc.scaling.define.plan import Point, global_batch, plan
-from qsgd_hpc.scaling.define.study import Case, Program, Study
-from qsgd_hpc.scaling.store.attempts import Attempt
-from qsgd_hpc.scaling.store.folder import StudyFolder
+from qsgd_hpc.scaling.define.study import Case, Point, Program, Study, global_batch, plan
+from qsgd_hpc.scaling.store import Attempt, StudyFolder
 
 PARAMETERS = 421_642
 STEPS = 702

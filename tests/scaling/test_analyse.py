@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qsgd_hpc.scaling.analysis.compute import COLUMNS, analyse
-from qsgd_hpc.scaling.define.plan import Point, plan
-from qsgd_hpc.scaling.define.study import Case
-from qsgd_hpc.scaling.store.attempts import Attempt
+from qsgd_hpc.scaling.define.study import Case, Point, plan
+from qsgd_hpc.scaling.store import Attempt
 from tests.scaling.samples import (
     CASE,
     amdahl,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from qsgd_hpc.scaling.define.plan import Point, counts_for, global_batch, plan
-from qsgd_hpc.scaling.store.attempts import Attempt, parse_attempts, throughput
+from qsgd_hpc.scaling.define.study import Point, counts_for, global_batch, plan
+from qsgd_hpc.scaling.store import Attempt, parse_attempts, throughput
 from tests.scaling.samples import CASE, study
 
 

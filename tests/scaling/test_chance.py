@@ -17,8 +17,7 @@ from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.quality import compare_quality
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
 from qsgd_hpc.scaling.analysis.stats import enough, proportion_bound, repeats_bound, sample_variance
-from qsgd_hpc.scaling.define.plan import plan
-from qsgd_hpc.scaling.define.study import Case
+from qsgd_hpc.scaling.define.study import Case, plan
 from qsgd_hpc.scaling.report.findings import findings
 from qsgd_hpc.scaling.report.networks import families
 from qsgd_hpc.scaling.report.origins import Origins

@@ -10,11 +10,10 @@ from rich.console import Console
 
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.compute import analyse
-from qsgd_hpc.scaling.define.plan import plan
-from qsgd_hpc.scaling.report.case_findings import coded_sentences
-from qsgd_hpc.scaling.report.cells import cells, headings
-from qsgd_hpc.scaling.report.findings import findings
+from qsgd_hpc.scaling.define.study import plan
+from qsgd_hpc.scaling.report.findings import coded_sentences, findings
 from qsgd_hpc.scaling.report.report import context, render
+from qsgd_hpc.scaling.report.tables import cells, headings
 from qsgd_hpc.scaling.report.terminal import print_result
 from tests.scaling.analysis_samples import case_analysis, report_of
 from tests.scaling.samples import attempts, engine_only, metered, metered_attempts, study

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
-from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.define.study import plan
 from qsgd_hpc.scaling.report.cli import report
 from qsgd_hpc.scaling.report.compare import compare, section, summary
 from qsgd_hpc.scaling.report.report import context, render

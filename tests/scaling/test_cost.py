@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling.define.plan import Point, plan
+from qsgd_hpc.scaling.define.study import Point, plan
 from qsgd_hpc.scaling.run.cost import estimate, expected_s, measured_s, refuse, spent
 from qsgd_hpc.scaling.run.driver import fits, outcome_state
 from tests.scaling.samples import CASE, attempt, study

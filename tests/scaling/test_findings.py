@@ -9,7 +9,7 @@ import pytest
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.verdicts import compare_speed
-from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.define.study import plan
 from qsgd_hpc.scaling.report.cautions import Machine
 from qsgd_hpc.scaling.report.findings import findings
 from tests.scaling.samples import attempt, attempts, metered, metered_attempts, several, study

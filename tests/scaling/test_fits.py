@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.fits import applies, fit_law, fit_link, peak_ranks
 from qsgd_hpc.scaling.analysis.results import Estimate, Fit, LinkFit
-from qsgd_hpc.scaling.define.plan import plan
-from qsgd_hpc.scaling.report.case_findings import law_sentence, link_sentence
-from qsgd_hpc.scaling.report.drawing.speed import best_fits, speedup_panels
+from qsgd_hpc.scaling.define.study import plan
+from qsgd_hpc.scaling.report.drawing.lines import best_fits, speedup_panels
+from qsgd_hpc.scaling.report.findings import law_sentence, link_sentence
 from tests.scaling.samples import (
     PARAMETERS,
     amdahl,

@@ -7,9 +7,8 @@ import os
 import pytest
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling.define.plan import Point, plan
-from qsgd_hpc.scaling.store.attempts import finished, parse_records
-from qsgd_hpc.scaling.store.folder import StudyFolder
+from qsgd_hpc.scaling.define.study import Point, plan
+from qsgd_hpc.scaling.store import StudyFolder, finished, parse_records
 from tests.scaling.samples import CASE, attempt, attempts, study, written
 
 

@@ -12,13 +12,12 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.define.definition import define
-from qsgd_hpc.scaling.define.plan import Point, plan
-from qsgd_hpc.scaling.define.study import Case, Study
+from qsgd_hpc.scaling.define.study import Case, Point, Study, plan
 from qsgd_hpc.scaling.report.cautions import Machine, cautions
 from qsgd_hpc.scaling.report.networks import families
 from qsgd_hpc.scaling.report.origins import origins
 from qsgd_hpc.scaling.report.report import context, load, render
-from qsgd_hpc.scaling.run.single import request
+from qsgd_hpc.scaling.run.study_jobs import point_request
 from tests.scaling.samples import metered, study, written
 
 NETWORKS = ("100mbit", "10gbit", "none")
@@ -63,9 +62,9 @@ def test_points_are_crossed_with_networks_but_for_what_no_network_is_in():
 def test_a_points_job_is_on_its_network():
     whole = study(networks=("1gbit,latency=50us",))
     (point, *_) = [p for p in plan(whole) if p.nodes == 2]
-    assert request(whole, point, Path("/records")).network == "1gbit,latency=50us"
+    assert point_request(whole, point, Path("/records")).network == "1gbit,latency=50us"
     plain = study()
-    assert request(plain, plan(plain)[0], Path("/records")).network is None
+    assert point_request(plain, plan(plain)[0], Path("/records")).network is None
 
 
 def test_names_of_cases_say_their_network():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.define.study import plan
 from qsgd_hpc.scaling.report.origins import origins
 from tests.scaling.samples import attempts, metered, metered_attempts, several, study
 

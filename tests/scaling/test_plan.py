@@ -13,8 +13,16 @@ from rich.console import Console
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import sites
 from qsgd_hpc.scaling.define.definition import define
-from qsgd_hpc.scaling.define.plan import environment, equal_threads, plan, script_args
-from qsgd_hpc.scaling.define.study import BITS, Study, differences, parse_counts
+from qsgd_hpc.scaling.define.study import (
+    BITS,
+    Study,
+    differences,
+    environment,
+    equal_threads,
+    parse_counts,
+    plan,
+    script_args,
+)
 from qsgd_hpc.scaling.run.cost import estimate, print_plan
 from tests.scaling.samples import study
 

@@ -19,7 +19,6 @@ from qsgd_hpc.jobs import sites
 from qsgd_hpc.jobs.sites.profile import Dragonfly, FatTree
 from qsgd_hpc.scaling.predict import cli as predict_cli
 from qsgd_hpc.scaling.predict import simgrid
-from qsgd_hpc.scaling.predict.coding import Coding
 from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site
 from qsgd_hpc.scaling.predict.inputs import measured, training_of
 from qsgd_hpc.scaling.predict.model import (
@@ -33,7 +32,7 @@ from qsgd_hpc.scaling.predict.model import (
     timeline,
 )
 from qsgd_hpc.scaling.predict.output import LABEL, Result, as_lines, write_folder
-from qsgd_hpc.scaling.predict.schedules import Layout, schedule
+from qsgd_hpc.scaling.predict.schedules import Coding, Layout, schedule
 from qsgd_hpc.scaling.predict.simgrid import SimGrid, platform_line
 from tests.scaling.predict_samples import GIGABIT, study_folder, training
 from tests.scaling.samples import CASE

@@ -10,8 +10,7 @@ import pytest
 from qsgd_hpc import _core
 from qsgd_hpc.env import COMPRESSED
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling.predict.coding import Coding
-from qsgd_hpc.scaling.predict.schedules import ALGORITHMS, Layout, resolve, schedule
+from qsgd_hpc.scaling.predict.schedules import ALGORITHMS, Coding, Layout, resolve, schedule
 
 LISTS = {
     "small": [(100, 3), (7, 11)],

@@ -19,13 +19,12 @@ from matplotlib.image import imread
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.results import COLUMNS
-from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.define.study import plan
 from qsgd_hpc.scaling.report.drawing.output import charts, write_sheet
 from qsgd_hpc.scaling.report.drawing.style import spread
 from qsgd_hpc.scaling.report.report import Report, context, load, render, results, write
 from qsgd_hpc.scaling.report.tables import latex_tables
-from qsgd_hpc.scaling.store.attempts import Attempt
-from qsgd_hpc.scaling.store.folder import StudyFolder
+from qsgd_hpc.scaling.store import Attempt, StudyFolder
 from tests.scaling.analysis_samples import case_analysis, report_of
 from tests.scaling.samples import amdahl, attempt, attempts, metered, several, study, written
 

@@ -12,13 +12,14 @@ from qsgd_hpc._data import data
 from qsgd_hpc.cli import cli
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.predict.output import LABEL
-from qsgd_hpc.scaling.reproduce.cli import measured_cells, study_text
-from qsgd_hpc.scaling.reproduce.published import (
+from qsgd_hpc.scaling.reproduce import (
     NAMES,
     effective_gbps,
+    measured_cells,
     network_profile,
     predicted,
     published,
+    study_text,
 )
 from tests.scaling.predict_samples import study_folder
 

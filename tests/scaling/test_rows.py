@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.define.study import plan
 from qsgd_hpc.scaling.report import report as reports
 from qsgd_hpc.scaling.report.cli import report
 from qsgd_hpc.scaling.report.tables import COLUMNS

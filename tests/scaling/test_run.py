@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qsgd_hpc.scaling.store.attempts import finished
-from qsgd_hpc.scaling.store.folder import StudyFolder
+from qsgd_hpc.scaling.store import StudyFolder, finished
 from tests.processes import until
 
 pytestmark = pytest.mark.serial

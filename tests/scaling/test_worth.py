@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from qsgd_hpc.scaling.analysis.compute import analyse
-from qsgd_hpc.scaling.define.plan import plan
+from qsgd_hpc.scaling.define.study import plan
 from qsgd_hpc.scaling.report.findings import findings
 from tests.scaling.samples import PARAMETERS, attempts, metered, study
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc import jobs
-from qsgd_hpc.scaling.store.attempts import Attempt, finished
-from qsgd_hpc.scaling.store.folder import StudyFolder
+from qsgd_hpc.scaling.store import Attempt, StudyFolder, finished
 from tests.processes import until
 from tests.slurm.bed import Bed
 

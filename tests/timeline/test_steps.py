@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from qsgd_hpc import _core
 from qsgd_hpc.timeline.cli import timeline as verbs
-from qsgd_hpc.timeline.steps import OTHERS, of_steps
+from qsgd_hpc.timeline.traces import OTHERS, of_steps
 from tests.timeline.test_timeline import traced
 
 PROGRAM, STEPS, TENSOR = 1, 3, 4

@@ -1,9 +1,13 @@
-"""Analysis of a study's attempts: pure functions; scaling/README.md defines every column."""
+"""Analysis of a study's attempts: pure functions; scaling/README.md defines every column.
+
+A measurement becomes a row of numbers, with NaN for missing fields; a table has their medians.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +16,12 @@ import pandas as pd
 
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.fits import fit_laws, fit_link
-from qsgd_hpc.scaling.analysis.measured import curve, impossible, number, run
 from qsgd_hpc.scaling.analysis.quality import NONE, Quality, cut_short, default_target, quality_of
 from qsgd_hpc.scaling.analysis.results import BREAKDOWN, COLUMNS, Analysis, CaseAnalysis
 from qsgd_hpc.scaling.analysis.stats import interval, ratio_interval
 from qsgd_hpc.scaling.analysis.verdicts import break_even, compressed_rows
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS, counts_for, global_batch
-from qsgd_hpc.scaling.define.study import Case
-from qsgd_hpc.scaling.store.attempts import Attempt, finished, throughput
+from qsgd_hpc.scaling.define.study import PLAIN_BITS, Case, counts_for, global_batch
+from qsgd_hpc.scaling.store import Attempt, finished, is_number, throughput
 
 __all__ = ["COLUMNS", "Analysis", "analyse"]
 
@@ -98,85 +100,79 @@ def _one_unit(runs: Sequence[Attempt]) -> tuple[list[Attempt], list[Attempt]]:
     return kept, [a for a, unit in zip(runs, units, strict=True) if unit != common]
 
 
-def _left_out(case: Case, runs: Sequence[Attempt]) -> list[str]:
-    if not runs:
-        return []
-    units = ", ".join(sorted({throughput(a.final)[1] for a in runs}))
-    return [
-        f"Mixed units: {len(runs)} measurement(s) of {case.label} count {units} while the "
-        "others count another unit. They are not used; record the same unit in every run."
-    ]
+def _left_out(case: Case, runs: Sequence[Attempt]) -> Iterator[str]:
+    if runs:
+        units = ", ".join(sorted({throughput(a.final)[1] for a in runs}))
+        yield (
+            f"Mixed units: {len(runs)} measurement(s) of {case.label} count {units} while the "
+            "others count another unit. They are not used; record the same unit in every run."
+        )
 
 
-def _engine_only(measured: Sequence[Attempt]) -> list[str]:
+def _engine_only(measured: Sequence[Attempt]) -> Iterator[str]:
     made = [a for a in measured if a.final.get("source") == "engine"]
-    if not made:
-        return []
-    return [
-        f"Engine counters: {len(made)} of {len(measured)} measurements are of scripts that "
-        "write no records. Their speed is the global batch over the median step of the slowest "
-        "rank; a step is the time between the gradients of two optimiser steps. Accuracy and "
-        "the wait for data are unknown, and an evaluation between two steps counts as part of "
-        "the first."
-    ]
+    if made:
+        yield (
+            f"Engine counters: {len(made)} of {len(measured)} measurements are of scripts that "
+            "write no records. Their speed is the global batch over the median step of the slowest "
+            "rank; a step is the time between the gradients of two optimiser steps. Accuracy and "
+            "the wait for data are unknown, and an evaluation between two steps counts as part of "
+            "the first."
+        )
 
 
-def _cut_short(measured: Sequence[Attempt]) -> list[str]:
+def _cut_short(measured: Sequence[Attempt]) -> Iterator[str]:
     cut = [a for a in measured if cut_short(a)]
-    if not cut:
-        return []
-    return [
-        f"Quality: {len(cut)} of {len(measured)} measurements end after a few steps (--steps) and "
-        "measure speed only. The effect of compression on accuracy or perplexity needs a complete "
-        "training, so it is neither shown nor judged for these cases."
-    ]
+    if cut:
+        yield (
+            f"Quality: {len(cut)} of {len(measured)} measurements end after a few steps (--steps) "
+            "and measure speed only. The effect of compression on accuracy or perplexity needs a "
+            "complete training, so it is neither shown nor judged for these cases."
+        )
 
 
-def _impossible(measured: Sequence[Attempt]) -> list[str]:
-    """Return a caution on qualities that cannot be, such as accuracies in per cent."""
+def _impossible(measured: Sequence[Attempt]) -> Iterator[str]:
+    """Yield a caution on qualities that cannot be, such as accuracies in per cent."""
     found = [values for a in measured if (values := impossible(a))]
-    if not found:
-        return []
-    name, value = found[0][0]
-    return [
-        f"Quality: {len(found)} of {len(measured)} measurements record an impossible {name}, such "
-        f"as {value:g}. It is not used. An accuracy is a share from 0 to 1, not per cent; a "
-        "perplexity is at least 1."
-    ]
+    if found:
+        name, value = found[0][0]
+        yield (
+            f"Quality: {len(found)} of {len(measured)} measurements record an impossible {name}, "
+            f"such as {value:g}. It is not used. An accuracy is a share from 0 to 1, not per cent; "
+            "a perplexity is at least 1."
+        )
 
 
-def _other_batches(measured: Sequence[Attempt], mode: str) -> list[str]:
-    """Return a caution on runs with another batch than that of their study's mode."""
+def _other_batches(measured: Sequence[Attempt], mode: str) -> Iterator[str]:
+    """Yield a caution on runs with another batch than that of their study's mode."""
     known = [(a.point, number(a.final, "global_batch_size")) for a in measured if a.global_batch]
     batches = [(p, used, global_batch(mode, p.case, p.ranks)) for p, used in known if used > 0]
     other = [(point, used, planned) for point, used, planned in batches if used != planned]
-    if not other:
-        return []
-    point, used, planned = other[0]
-    return [
-        f"Batch: In {len(other)} of {len(measured)} measurements the script used another global "
-        f"batch than the study planned, such as {used:g} instead of {planned} "
-        f"({point.label}). Sizes are not comparable then. Let the script use the batch "
-        "that it is given (--batch-args)."
-    ]
+    if other:
+        point, used, planned = other[0]
+        yield (
+            f"Batch: In {len(other)} of {len(measured)} measurements the script used another "
+            f"global batch than the study planned, such as {used:g} instead of {planned} "
+            f"({point.label}). Sizes are not comparable then. Let the script use the batch "
+            "that it is given (--batch-args)."
+        )
 
 
-def _other_bits(measured: Sequence[Attempt]) -> list[str]:
-    """Return a caution on scripts whose own compression overrides the study's bits."""
+def _other_bits(measured: Sequence[Attempt]) -> Iterator[str]:
+    """Yield a caution on scripts whose own compression overrides the study's bits."""
     several = [a for a in measured if a.point.ranks > 1]
     other = [a for a in several if _has_other_bits(a)]
-    if not other:
-        return []
-    point, used = other[0].point, _used_bits(other[0])
-    did = "compressed gradients" if point.bits == PLAIN_BITS else "compressed no gradient"
-    if used not in (None, PLAIN_BITS):
-        did = f"compressed gradients to {units.bits_name(used)}"
-    return [
-        f"Bits: In {len(other)} of {len(several)} measurements on several ranks the script {did} "
-        f"although the study set {units.bits_name(point.bits)} (such as {point.label}). They are "
-        "not used. Bits in the script override --bits: remove its compression= or bits= (FSDP2 "
-        "needs QSGD_WEIGHT_BITS, too), so that the study sets them."
-    ]
+    if other:
+        point, used = other[0].point, _used_bits(other[0])
+        did = "compressed gradients" if point.bits == PLAIN_BITS else "compressed no gradient"
+        if used not in (None, PLAIN_BITS):
+            did = f"compressed gradients to {units.bits_name(used)}"
+        yield (
+            f"Bits: In {len(other)} of {len(several)} measurements on several ranks the script "
+            f"{did} although the study set {units.bits_name(point.bits)} (such as {point.label}). "
+            "They are not used. Bits in the script override --bits: remove its compression= or "
+            "bits= (FSDP2 needs QSGD_WEIGHT_BITS, too), so that the study sets them."
+        )
 
 
 def _has_other_bits(attempt: Attempt) -> bool:
@@ -214,6 +210,7 @@ def _case(case: Case, measured: Sequence[Attempt], given: float | None, mode: st
     table, reference = _table_of(runs)
     datasets = sorted({str(a.final["dataset"]) for a in measured if a.final.get("dataset")})
     epochs = [row for a in measured for row in curve(a)]
+    tested = runs["test_samples"].min()  # NaN if no run recorded it
     return CaseAnalysis(
         case=case,
         unit=throughput(measured[0].final)[1],
@@ -226,13 +223,8 @@ def _case(case: Case, measured: Sequence[Attempt], given: float | None, mode: st
         dataset=", ".join(datasets) or None,
         fits=fit_laws(runs, mode),
         link=fit_link(runs),
-        test_samples=_test_samples(runs),
+        test_samples=int(tested) if tested >= 1 else None,
     )
-
-
-def _test_samples(runs: pd.DataFrame) -> int | None:
-    sizes = runs["test_samples"].dropna()
-    return None if sizes.empty or sizes.min() < 1 else int(sizes.min())
 
 
 def _runs(
@@ -329,3 +321,162 @@ def _compression(table: pd.DataFrame) -> pd.Series:
     baseline = plain["wire_bytes_per_step"].reindex(keys).to_numpy()
     ratio = baseline / table["wire_bytes_per_step"]
     return ratio.where(table["wire_bytes_per_step"] > 0)
+
+
+NAN = float("nan")
+
+AS_RECORDED = (
+    *("step_s", "step_mean_s", "compute_s", "exposed_s", "data_s", "hidden_s", "coding_s"),
+    *("test_accuracy", "perplexity", "steps", "global_batch_size", "step_jitter", "test_samples"),
+)
+"""Fields of a "final" record that become columns unchanged."""
+
+UNCODED = (
+    *("asked_tensors", "plain_tensors", "declined_tensors"),
+    *("asked_elements", "plain_elements"),
+)
+"""Fields of an "engine" record that become columns unchanged; the same on every rank."""
+
+_POSSIBLE = {"test_accuracy": (0.0, 1.0), "perplexity": (1.0, math.inf)}
+"""Bounds of the qualities: an accuracy above 1 is one in per cent."""
+
+
+def run(attempt: Attempt, quality: Quality, target: float | None) -> dict[str, Any]:
+    """Return one measurement as a row of a case's runs; scaling/README.md defines its columns."""
+    final, point = attempt.final, attempt.point
+    values = {name: number(final, name) for name in AS_RECORDED}
+    wire, gradient = number(final, "wire_bytes"), number(final, "gradient_bytes")
+    speed, _ = throughput(final)
+    comm_s, link_bits_s = _comm_seconds(final), _link_bits_s(attempt)
+    uncoded = next(iter(attempt.engines.values()), {})
+    return {
+        "nodes": point.nodes,
+        "ranks": point.ranks,
+        "bits": point.bits,
+        "repeat": point.repeat,
+        "throughput": float(speed),
+        **values,
+        "nmse": _nmse(attempt),
+        **{name: number(uncoded, name) for name in UNCODED},
+        "comm_s": comm_s,
+        "exposed_share": _exposed_share(final, values),
+        "comm_time_share": _comm_share(attempt, comm_s, values["step_mean_s"]),
+        "wire_bytes_total": wire,
+        "wire_bytes_per_step": _share(wire, values["steps"]),
+        "gradient_bytes_per_step": _share(gradient, values["steps"]),
+        "reductions_per_step": _share(number(final, "fused_reductions"), values["steps"]),
+        "train_loss": _last_loss(attempt),
+        "time_to_target_s": time_to_target(attempt, quality, target),
+        "link_bits_s": link_bits_s,
+        "link_share": _share(link_bits_s, number(attempt.network, "rate_bits_s")),
+    }
+
+
+def curve(attempt: Attempt) -> list[dict[str, Any]]:
+    """Return one row per recorded epoch, for the curves over time."""
+    point = attempt.point
+    where = {"nodes": point.nodes, "ranks": point.ranks, "bits": point.bits, "repeat": point.repeat}
+    names = ("epoch", "elapsed_s", "train_loss", "test_accuracy", "perplexity")
+    return [
+        {**where, **{n: number({"epoch": place, **epoch}, n) for n in names}}
+        for place, epoch in enumerate(attempt.epochs, 1)
+    ]
+
+
+def time_to_target(attempt: Attempt, quality: Quality, target: float | None) -> float:
+    """Return the time at the end of the first epoch that reaches a target, in seconds.
+
+    Infinite if epochs recorded their quality and none reached the target, or all of them recorded
+    NaN or infinity; NaN without a target, or if no epoch recorded both quality and time. Nothing
+    is interpolated, because there are no measurements between epochs.
+    """
+    if target is None:
+        return NAN
+    epochs = [(number(e, quality.column), number(e, "elapsed_s")) for e in attempt.epochs]
+    epochs = [(value, at) for value, at in epochs if not math.isnan(value + at)]
+    if not epochs:
+        diverged = any(quality.column in (e.get("nonfinite") or ()) for e in attempt.epochs)
+        return math.inf if diverged else NAN
+    return next((at for value, at in epochs if quality.reaches(value, target)), math.inf)
+
+
+def _nmse(attempt: Attempt) -> float:
+    """Return the error of quantization, from the script's meter or from the engines."""
+    errors = [number(record, "nmse") for record in (attempt.final, *attempt.engines.values())]
+    if errors[0] == errors[0]:
+        return errors[0]
+    return statistics.fmean(known) if (known := [n for n in errors if n == n]) else NAN
+
+
+def _link_bits_s(attempt: Attempt) -> float:
+    """Return the measured rate of the slowest emulated link, in bits per second.
+
+    The lower of the rates before and after the run; NaN if the network was not emulated.
+    """
+    network = attempt.network
+    rates = [
+        rate
+        for when in ("before", "after")
+        for rate in network.get(f"reached_{when}_bits_s") or ()
+        if is_number(rate)
+    ]
+    return float(min(rates)) if rates else NAN
+
+
+def number(record: Mapping[str, Any], name: str) -> float:
+    """Return a field as a float; NaN if it is missing, no number, or no possible quality."""
+    value = record.get(name)
+    return float(value) if is_number(value) and _possible(name, value) else NAN
+
+
+def impossible(attempt: Attempt) -> list[tuple[str, float]]:
+    """Return the names and values of recorded qualities that are outside of their bounds."""
+    return [
+        (name, value)
+        for record in (*attempt.epochs, attempt.final)
+        for name in _POSSIBLE
+        if is_number(value := record.get(name)) and not _possible(name, value)
+    ]
+
+
+def _possible(name: str, value: float) -> bool:
+    low, high = _POSSIBLE.get(name, (-math.inf, math.inf))
+    return low <= value <= high
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else NAN
+
+
+def _exposed_share(final: Mapping[str, Any], values: Mapping[str, float]) -> float:
+    """Return the share of a step in which a rank waits for communication.
+
+    The engine's mean step includes the tests between epochs, so its median counts, as for speeds.
+    """
+    if final.get("source") == "engine":
+        return min(_share(values["exposed_s"], values["step_s"]), 1.0)  # keeps NaN, the first
+    step_s = values["step_mean_s"]
+    if not step_s > 0:  # not recorded: the parts of a step add up to it
+        step_s = values["compute_s"] + values["exposed_s"] + values["data_s"]
+    return _share(values["exposed_s"], step_s)
+
+
+def _comm_seconds(final: Mapping[str, Any]) -> float:
+    """Return seconds in collectives per step: of the timed steps if recorded, else of all steps."""
+    timed = number(final, "comm_s")
+    return _share(number(final, "comm_time_s"), number(final, "steps")) if timed != timed else timed
+
+
+def _comm_share(attempt: Attempt, comm_s: float, step_mean_s: float) -> float:
+    final = attempt.final
+    if is_number(final.get("comm_s")) and step_mean_s > 0:
+        return comm_s / step_mean_s
+    total = number(final, "seconds")
+    if math.isnan(total):
+        total = sum(number(epoch, "seconds") for epoch in attempt.epochs)
+    return _share(number(final, "comm_time_s"), total)
+
+
+def _last_loss(attempt: Attempt) -> float:
+    losses = [number(record, "train_loss") for record in (*attempt.epochs, attempt.final)]
+    return next((loss for loss in reversed(losses) if not math.isnan(loss)), NAN)

@@ -45,7 +45,7 @@ from scipy import optimize, special
 
 from qsgd_hpc.scaling.analysis.results import Estimate, Fit, LinkFit
 from qsgd_hpc.scaling.analysis.stats import LEVEL
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS
+from qsgd_hpc.scaling.define.study import PLAIN_BITS
 
 __all__ = ["applies", "fit_law", "fit_laws", "fit_link", "peak_ranks"]
 

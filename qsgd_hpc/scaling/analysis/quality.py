@@ -15,8 +15,8 @@ import pandas as pd
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Row
 from qsgd_hpc.scaling.analysis.stats import enough, proportion_bound, repeats_bound, sample_variance
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS
-from qsgd_hpc.scaling.store.attempts import Attempt
+from qsgd_hpc.scaling.define.study import PLAIN_BITS
+from qsgd_hpc.scaling.store import Attempt
 
 __all__ = [
     "ACCURACY",

@@ -25,7 +25,7 @@ from qsgd_hpc.scaling.analysis.quality import (
 )
 from qsgd_hpc.scaling.analysis.results import BreakEven, CaseAnalysis, Estimate, Row
 from qsgd_hpc.scaling.analysis.stats import enough, ratio_interval
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS
+from qsgd_hpc.scaling.define.study import PLAIN_BITS
 
 __all__ = [
     "Judgement",
@@ -95,7 +95,8 @@ def compare_speed(case: CaseAnalysis, row: Row, plain: Row) -> Verdict:
 def compare_rows(ours: tuple[CaseAnalysis, Row], theirs: tuple[CaseAnalysis, Row]) -> Verdict:
     """Compare two rows, possibly of two studies; the verdict is on the first."""
     ratio = float(ours[1]["throughput"] / theirs[1]["throughput"])
-    span = ratio_interval(_speeds(*ours), _speeds(*theirs))
+    speeds = [case.runs_of(row)["throughput"].to_numpy() for case, row in (ours, theirs)]
+    span = ratio_interval(*speeds)
     if span is None:
         return Verdict("once", Estimate(ratio))
     low, high = span
@@ -103,7 +104,7 @@ def compare_rows(ours: tuple[CaseAnalysis, Row], theirs: tuple[CaseAnalysis, Row
         word = "faster" if low > 1 else "slower"
     else:
         word = "same" if low > 1 - SAME_MARGIN and high < 1 + SAME_MARGIN else "unclear"
-    runs = _runs_needed(_speeds(*ours), _speeds(*theirs)) if word == "unclear" else 0
+    runs = _runs_needed(*speeds) if word == "unclear" else 0
     return Verdict(word, Estimate(ratio, low, high), runs)
 
 
@@ -195,10 +196,6 @@ def _keeps_up(case: CaseAnalysis, row: Row, fastest: Row) -> bool:
     if speed.word == "once":
         return speed.ratio.value > 1 - ONE_RUN_MARGIN
     return speed.word != "slower"
-
-
-def _speeds(case: CaseAnalysis, row: Row) -> Any:
-    return case.runs_of(row)["throughput"].to_numpy()
 
 
 def break_even(case: CaseAnalysis, site: str) -> tuple[BreakEven, ...]:

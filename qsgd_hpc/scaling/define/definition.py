@@ -1,8 +1,9 @@
-"""Conversion of the settings of a study file or the command line to a checked definition."""
+"""Reading of study files, and conversion of settings to a checked definition of a study."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,21 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
 
 from qsgd_hpc._data import data
 from qsgd_hpc.env import ALGORITHMS
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import JobRequest
 from qsgd_hpc.jobs.request.validate import fill, network_faults
+from qsgd_hpc.jobs.sites.files import parse_yaml
 from qsgd_hpc.jobs.sites.profile import Site
 from qsgd_hpc.jobs.words import did_you_mean, listing, minutes
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.network import NONE
 from qsgd_hpc.launch.command import usable_cores
-from qsgd_hpc.scaling.define.plan import equal_threads
-from qsgd_hpc.scaling.define.study import BITS, Program, Study
+from qsgd_hpc.scaling.define.study import BITS, Program, Study, equal_threads
 
-__all__ = ["DEFAULTS", "FRAMEWORKS", "define", "find_workload", "workload_names"]
+__all__ = ["DEFAULTS", "define", "find_workload", "is_study_file", "read_study_file"]
 
 FRAMEWORKS = ("torch", "keras")
 
@@ -243,3 +246,63 @@ def _minutes(text: str | None, faults: list[str]) -> float | None:
     except UsageError as error:
         faults.append(str(error))
         return None
+
+
+Fault = tuple[tuple[str | int, ...], str]
+
+
+def is_study_file(path: Path) -> bool:
+    """Return whether a path names a study file, not a script."""
+    return path.suffix in (".yaml", ".yml")
+
+
+def read_study_file(path: Path) -> dict[str, Any]:
+    """Return the settings of a study file, each of the right type.
+
+    Raises:
+        UsageError: it cannot be read, or has unknown keys or invalid values; the message lists all
+            of them with their lines.
+    """
+    try:
+        document = parse_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"study file {str(path)!r}: {error.strerror or error}.") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"study file {str(path)!r}: cannot be read: {error}.") from None
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    faults = sorted((document.line(where), text) for where, text in study_faults(document.data))
+    if faults:
+        raise UsageError("\n".join(f"{path}, line {line}: {text}" for line, text in faults))
+    settings: dict[str, Any] = document.data
+    return settings
+
+
+def study_faults(body: Any) -> Iterator[Fault]:
+    """Yield every fault of a study file's data, with its path."""
+    schema = json.loads(data("scaling").joinpath("study.schema.json").read_text("utf-8"))
+    faults = False
+    for error in Draft202012Validator(schema).iter_errors(body):
+        faults = True
+        yield from _sentences(error)
+    if not faults and not (body.get("workloads") or body.get("scripts")):
+        yield (), "nothing to train. Give 'workloads' or 'scripts'."
+
+
+def _sentences(error: ValidationError) -> Iterator[Fault]:
+    path = tuple(error.absolute_path)
+    where = ".".join(str(part + 1) if isinstance(part, int) else part for part in path)
+    schema = error.schema if isinstance(error.schema, dict) else {}
+    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
+        valid = list(schema.get("properties", {}))
+        for key in error.instance:
+            if key not in valid:
+                inside = f" in '{where}'" if where else ""
+                yield (*path, key), f"unknown key '{key}'{inside}. {did_you_mean(key, valid)}"
+    elif error.validator == "required":
+        missing = error.message.split("'")[1]
+        yield path, f"key '{missing}' is missing in '{where}'"
+    else:
+        got = json.dumps(error.instance, ensure_ascii=False, default=str)
+        wanted = schema.get("description", error.message)
+        yield path, f"'{where or 'the file'}' must be {wanted}; it is {got}"

@@ -1,19 +1,41 @@
-"""The definition of a study, checked once and stored in study.json; its programs and cases."""
+"""The definition of a study, checked once and stored in study.json; its cases and its points.
+
+Pure functions; nothing is started here.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from qsgd_hpc import env
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.network import NONE
+from qsgd_hpc.scaling import units
 
-__all__ = ["BITS", "MODES", "Case", "Program", "Study", "differences", "parse_counts"]
+__all__ = [
+    "BITS",
+    "MODES",
+    "PLAIN_BITS",
+    "Case",
+    "Point",
+    "Program",
+    "Study",
+    "counts_for",
+    "differences",
+    "environment",
+    "equal_threads",
+    "global_batch",
+    "parse_counts",
+    "plan",
+    "script_args",
+]
 
 AUTO = "auto"
 
@@ -155,7 +177,13 @@ class Program:
         """Yield every fault, each with its remedy; `ranks` are those of the sizes to measure."""
         if not self.script.is_file():
             yield f"script {str(self.script)!r}: no such file. Check the path."
-        yield from self._batch_faults()
+        try:
+            self.batch_words("strong", global_batch=1, ranks=1)
+        except (KeyError, IndexError, ValueError):
+            yield (
+                f"--batch-args {' '.join(self.batch_args or ())!r}: only {{global_batch}} and "
+                "{rank_batch} can stand in braces, such as '--bs {rank_batch}'."
+            )
         if self.target is not None and not 0 < self.target < math.inf:
             yield f"--target {self.target:g}: expected a number above 0."
         for option in _OWN_OPTIONS if self.batch_args is None else ():
@@ -177,15 +205,6 @@ class Program:
                     f"--batch-size {batch} cannot be shared by {several} ranks ({self.name}). "
                     f"Use a multiple of {uneven[-1]}."
                 )
-
-    def _batch_faults(self) -> Iterator[str]:
-        try:
-            self.batch_words("strong", global_batch=1, ranks=1)
-        except (KeyError, IndexError, ValueError):
-            yield (
-                f"--batch-args {' '.join(self.batch_args or ())!r}: only {{global_batch}} and "
-                "{rank_batch} can stand in braces, such as '--bs {rank_batch}'."
-            )
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -275,18 +294,16 @@ class Study:
     def check(self) -> None:
         """Raise a UsageError that names every fault of the definition, one per line."""
         faults = [f for p in self.programs for f in p.faults(self.mode, self.ranks)]
-        faults += [*self._name_faults(), *self._number_faults()]
+        faults += self._own_faults()
         if faults:
             raise UsageError("\n".join(dict.fromkeys(faults)))
 
-    def _name_faults(self) -> Iterator[str]:
+    def _own_faults(self) -> Iterator[str]:
         names = [p.name for p in self.programs]
         if not names:
             yield "nothing to train. Give a SCRIPT, or --workload NAME."
         for name in sorted({n for n in names if names.count(n) > 1}):
             yield f"{name} is given {names.count(name)} times. Rename one of the scripts."
-
-    def _number_faults(self) -> Iterator[str]:
         if self.mode not in MODES:
             yield f"--mode {self.mode!r}: expected strong or weak."
         for name, value in (
@@ -331,7 +348,7 @@ class Study:
 
 def differences(stored: Study, asked: Study) -> list[str]:
     """Return the differences between the definitions of two studies, one line each."""
-    before, now = _measured(stored), _measured(asked)
+    before, now = _settings_of(stored), _settings_of(asked)
     return [
         f"{name}: the folder has {_show(before.get(name))}, this command has {_show(now.get(name))}"
         for name in {**before, **now}
@@ -339,7 +356,7 @@ def differences(stored: Study, asked: Study) -> list[str]:
     ]
 
 
-def _measured(study: Study) -> dict[str, Any]:
+def _settings_of(study: Study) -> dict[str, Any]:
     """Return the values of a study's definition, with the user's names for them."""
     values: dict[str, Any] = {}
     for program in study.programs:
@@ -374,3 +391,137 @@ def _show(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "nothing"
     return "nothing" if value is None else str(value)
+
+
+_ORDER_SEED = "qsgd-hpc scaling order 1"
+PLAIN_BITS = 32
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: a case with its number of nodes and ranks, bits, and repeat (from 1)."""
+
+    case: Case
+    nodes: int
+    ranks: int
+    bits: int
+    repeat: int
+
+    @property
+    def key(self) -> str:
+        """Name of the point's folder; unique in a study."""
+        return f"{self.case.key}-nodes{self.nodes}-bits{self.bits}-repeat{self.repeat}"
+
+    @property
+    def label(self) -> str:
+        """Words for progress lines, such as '2 nodes, 4 bit'."""
+        return f"{units.nodes_name(self.nodes)}, {units.bits_name(self.bits)}"
+
+    def name(self, several: bool) -> str:
+        """Return the label with the repeat and, in a study of several cases, with the case."""
+        case = f"{self.case.label}: " if several else ""
+        return f"{case}{self.label}, repeat {self.repeat}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the point as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Point:
+        """Create a point from the values of :meth:`to_json`, else raise KeyError or TypeError."""
+        values: dict[str, Any] = {**body, "case": Case(**body["case"])}
+        return cls(**values)
+
+
+def plan(study: Study) -> tuple[Point, ...]:
+    """Return the points of a study in the order of measurement.
+
+    Cases are combined with nodes, bits and repeats. One rank sends nothing, so a point of one rank
+    is measured once per program, batch size and repeat: it is labelled 32 bit and with the first
+    algorithm, whatever bits and algorithms the study compares. A point of one node is labelled
+    with the first network, because it uses none (see :func:`counts_for`). Each repeat is a complete
+    round in its own shuffled order: a machine that becomes slower (heat, other users) then affects
+    all sizes equally and does not look like scaling. The order depends only on the points, so a
+    resumed study continues in the same order.
+    """
+    points: list[Point] = []
+    for repeat in range(1, study.repeats + 1):
+        sizes = {
+            _measured(study, Point(case, nodes, nodes * study.ranks_per_node, bits, repeat))
+            for case in study.cases
+            for nodes in study.nodes
+            for bits in study.bits
+        }
+        points += sorted(sizes, key=_shuffled)
+    return tuple(points)
+
+
+def counts_for(case: Case, point: Point) -> bool:
+    """Return whether a point belongs to a case, as its own or as a shared point.
+
+    Points of one rank are shared by all algorithms, points of one node by all networks.
+    """
+    own = point.case
+    if point.nodes == 1:
+        own = replace(own, network=case.network)
+    if point.ranks == 1:
+        own = replace(own, algorithm=case.algorithm)
+    return own == case
+
+
+def script_args(study: Study, point: Point) -> tuple[str, ...]:
+    """Return the script's arguments at a point: the user's first, then the study's.
+
+    The convention for scripts (scaling/README.md): ``--global-batch-size B`` is the batch of all
+    ranks together, ``--batch-size B`` the batch of each rank, unless ``batch_args`` replaces both;
+    ``--epochs E`` is the number of passes over the data, ``--steps N`` ends after N steps.
+    """
+    program = study.program(point.case)
+    total = global_batch(study.mode, point.case, point.ranks)
+    batch = program.batch_words(study.mode, global_batch=total, ranks=point.ranks)
+    return (*program.args, *batch, *program.limit_words())
+
+
+def global_batch(mode: str, case: Case, ranks: int) -> int:
+    """Return the number of samples of all ranks in a step."""
+    return case.batch_size * (ranks if mode == "weak" else 1)
+
+
+def environment(study: Study, point: Point, records: str) -> dict[str, str]:
+    """Return the variables of a point's job; `records` is the file for its records.
+
+    Code and algorithm are always set, so that the caller's values do not affect a point. The
+    planner is off unless the caller sets it, because the report shows the effect of compression.
+    """
+    threads = {} if study.threads is None else {"OMP_NUM_THREADS": str(study.threads)}
+    return {
+        "QSGD_BITS": str(point.bits),
+        "QSGD_SCHEME": "qsgd",
+        "QSGD_ALGORITHM": point.case.algorithm,
+        "QSGD_RECORDS": records,
+        "QSGD_PLANNER": env.get("QSGD_PLANNER") if env.is_set("QSGD_PLANNER") else "off",
+        **threads,
+    }
+
+
+def equal_threads(cores: int, study: Study) -> int:
+    """Return the threads of a rank if all nodes of a study are one machine with these cores.
+
+    A rank has the same number of threads at every size as at the largest. Otherwise a single rank
+    would use all cores, and more ranks could only divide them: no study would show any speed-up.
+    """
+    return max(1, cores // (max(study.nodes) * study.ranks_per_node))
+
+
+def _measured(study: Study, point: Point) -> Point:
+    if point.nodes == 1 and study.networks:
+        point = replace(point, case=replace(point.case, network=study.networks[0]))
+    if point.ranks > 1:
+        return point
+    case = replace(point.case, algorithm=study.algorithms[0])
+    return replace(point, case=case, bits=PLAIN_BITS)
+
+
+def _shuffled(point: Point) -> str:
+    # A hash, not `random`, gives the same order under every Python version.
+    return hashlib.sha256(f"{_ORDER_SEED} {point.key}".encode()).hexdigest()

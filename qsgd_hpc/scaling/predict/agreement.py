@@ -17,16 +17,7 @@ import numpy as np
 from qsgd_hpc.scaling.predict.fabric import Fabric
 from qsgd_hpc.scaling.predict.schedules import Layout
 
-__all__ = [
-    "FRAME_S",
-    "TENSOR_S",
-    "Agreement",
-    "agreement",
-    "arrivals",
-    "parents",
-    "root_s",
-    "simulate",
-]
+__all__ = ["FRAME_S", "STAR", "TENSOR_S", "agreement", "arrivals", "parents", "root_s", "simulate"]
 
 FRAME_S = 1e-6
 """Seconds to send or to read a message: 0.4 us in the engine, the rest in MPI."""

@@ -19,7 +19,7 @@ from qsgd_hpc.jobs.sites.files import dotted, merged, unconfirmed
 from qsgd_hpc.jobs.words import listing
 from qsgd_hpc.scaling.predict.fabric import Fabric, fabric_of_site, flat_fabric
 from qsgd_hpc.scaling.predict.inputs import Measured, measured, training_of
-from qsgd_hpc.scaling.predict.model import ClosedForm, Network, Setting
+from qsgd_hpc.scaling.predict.model import ClosedForm, Network, Setting, predict_one
 from qsgd_hpc.scaling.predict.model import predict as predict_rows
 from qsgd_hpc.scaling.predict.output import (
     LABEL,
@@ -31,7 +31,7 @@ from qsgd_hpc.scaling.predict.output import (
 )
 from qsgd_hpc.scaling.predict.schedules import ALGORITHMS
 from qsgd_hpc.scaling.predict.simgrid import ROUTINGS, SimGrid, simulator
-from qsgd_hpc.scaling.store.attempts import is_number
+from qsgd_hpc.scaling.store import is_number
 from qsgd_hpc.scaling.units import count
 
 __all__ = ["predict"]
@@ -307,7 +307,7 @@ def _compare(
             middle = median(times)
             spread = max(abs(s / middle - 1) for s in times) if len(times) > 1 else None
             for network in networks:
-                row = predict_rows(training, fabric, here, [nodes], [bits], network)[0]
+                row = predict_one(training, fabric, here, nodes, bits, network)
                 found.append(
                     _Comparison(nodes, ranks, bits, network.name, middle, row.step_s, spread)
                 )

@@ -9,10 +9,8 @@ from statistics import median
 from typing import Any
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS, counts_for
-from qsgd_hpc.scaling.define.study import Case
-from qsgd_hpc.scaling.store.attempts import Attempt, finished, is_number, throughput
-from qsgd_hpc.scaling.store.folder import StudyFolder
+from qsgd_hpc.scaling.define.study import PLAIN_BITS, Case, counts_for
+from qsgd_hpc.scaling.store import Attempt, StudyFolder, finished, is_number, throughput
 
 __all__ = ["Measured", "TrainingProfile", "measured", "training_of"]
 

@@ -17,26 +17,20 @@ from typing import Protocol
 import numpy as np
 
 from qsgd_hpc.env import COMPRESSED
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS
+from qsgd_hpc.scaling.define.study import PLAIN_BITS
 from qsgd_hpc.scaling.predict.agreement import agreement, root_s
-from qsgd_hpc.scaling.predict.coding import FLOAT_BYTES, Coding
 from qsgd_hpc.scaling.predict.fabric import Fabric, card_loads
 from qsgd_hpc.scaling.predict.inputs import TrainingProfile
-from qsgd_hpc.scaling.predict.schedules import Layout, Messages, Phase, Schedule, schedule
+from qsgd_hpc.scaling.predict.schedules import (
+    FLOAT_BYTES,
+    Coding,
+    Layout,
+    Phase,
+    Schedule,
+    schedule,
+)
 
-__all__ = [
-    "ClosedForm",
-    "Gradient",
-    "Network",
-    "Prediction",
-    "Setting",
-    "StepTimeline",
-    "expected_maximum",
-    "fused",
-    "phase_s",
-    "predict",
-    "timeline",
-]
+__all__ = ["ClosedForm", "Network", "Prediction", "Setting", "predict", "predict_one"]
 
 FUSION_BYTES = 64 << 20
 
@@ -235,17 +229,11 @@ def phase_s(
     slow = network.slowdown(schedule, phase)
     latency_s = wire_s = 0.0
     for each in rounds:
-        alpha_s, across_s, within_s = _parts(each, layout, fabric)
-        latency_s += repeats * messages * alpha_s
-        wire_s += repeats * max(across_s * slow, within_s)
+        across, within = card_loads(each, layout, fabric.cards)
+        latency_s += repeats * messages * (fabric.across_s if across else fabric.within_s)
+        within_s = COPIES * within / fabric.memory_bandwidth
+        wire_s += repeats * max(across / fabric.card_bandwidth * slow, within_s)
     return latency_s, wire_s
-
-
-def _parts(rounds: list[Messages], layout: Layout, fabric: Fabric) -> tuple[float, float, float]:
-    """Return the seconds of one message's latency, and of the bytes at cards and in memory."""
-    across, within = card_loads(rounds, layout, fabric.cards)
-    alpha_s = fabric.across_s if across else fabric.within_s
-    return alpha_s, across / fabric.card_bandwidth, COPIES * within / fabric.memory_bandwidth
 
 
 def allreduce_s(
@@ -280,13 +268,13 @@ def predict(
 ) -> list[Prediction]:
     """Return a prediction for every number of nodes and bits, in this order."""
     return [
-        _predict_one(training, fabric, setting, count, each, network)
+        predict_one(training, fabric, setting, count, each, network)
         for count in nodes
         for each in bits
     ]
 
 
-def _predict_one(
+def predict_one(
     training: TrainingProfile,
     fabric: Fabric,
     setting: Setting,
@@ -294,6 +282,7 @@ def _predict_one(
     bits: int,
     network: Network,
 ) -> Prediction:
+    """Return the prediction for a number of nodes and bits."""
     layout = Layout(nodes * setting.ranks_per_node, setting.ranks_per_node)
     # The batch of a rank relative to the measurement.
     share = training.ranks / layout.ranks if setting.mode == "strong" else 1.0
@@ -301,7 +290,11 @@ def _predict_one(
     compute_s = training.compute_s * faster
     backward_s = training.backward_s * faster
     gradients = [
-        Gradient(count, ready * faster if setting.overlaps else backward_s, _coded(count, bits))
+        Gradient(
+            count,
+            ready * faster if setting.overlaps else backward_s,
+            bits != PLAIN_BITS and count >= MIN_ELEMENTS,
+        )
         for count, ready in training.layers
     ]
     alone = layout.ranks == 1
@@ -312,10 +305,22 @@ def _predict_one(
             return 0.0
         return agreement(layout, fabric, tensors, spread_s if waited else 0.0).seconds
 
+    @functools.cache
+    def reduce_s(count: int, coded: bool) -> float:
+        # Algorithms for float32 cannot send codes, and vice versa.
+        fits = (setting.algorithm in COMPRESSED) == coded
+        wanted = setting.algorithm if fits else "auto"
+        if training.buckets:
+            wanted = "sra" if coded else "ring"
+        plan = schedule(wanted, layout, [(count, 0)], Coding(bits) if coded else None)
+        per_element_s = training.coding_of(bits if coded else PLAIN_BITS)[0]
+        own = plan.coded if coded else count // (1 if training.buckets else layout.per_node)
+        return allreduce_s(plan, count, own * per_element_s, fabric, network)
+
     step = timeline(
         gradients,
         backward_s,
-        _reducer(training, fabric, setting, layout, bits, network),
+        reduce_s,
         agree_s=agree_s,
         fusion_bytes=0 if training.buckets else FUSION_BYTES,
     )
@@ -348,38 +353,7 @@ def _predict_one(
     )
 
 
-def _coded(count: int, bits: int) -> bool:
-    return bits != PLAIN_BITS and count >= MIN_ELEMENTS
-
-
 def _staging_s(training: TrainingProfile, fabric: Fabric) -> float:
     if training.staged or fabric.host_bandwidth is None:
         return 0.0
     return 2 * training.parameters * FLOAT_BYTES / fabric.host_bandwidth
-
-
-def _reducer(
-    training: TrainingProfile,
-    fabric: Fabric,
-    setting: Setting,
-    layout: Layout,
-    bits: int,
-    network: Network,
-) -> functools._lru_cache_wrapper[float]:
-    @functools.cache
-    def reduce_s(count: int, coded: bool) -> float:
-        coding = Coding(bits) if coded else None
-        # Algorithms for float32 cannot send codes, and vice versa.
-        wanted = setting.algorithm if _fits(setting.algorithm, coded) else "auto"
-        if training.buckets:
-            wanted = "sra" if coded else "ring"
-        plan = schedule(wanted, layout, [(count, 0)], coding)
-        per_element_s = training.coding_of(bits if coded else PLAIN_BITS)[0]
-        own = plan.coded if coded else count // (1 if training.buckets else layout.per_node)
-        return allreduce_s(plan, count, own * per_element_s, fabric, network)
-
-    return reduce_s
-
-
-def _fits(algorithm: str, coded: bool) -> bool:
-    return algorithm == "auto" or (algorithm in COMPRESSED) == coded

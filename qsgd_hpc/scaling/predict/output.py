@@ -12,7 +12,7 @@ from qsgd_hpc.scaling.predict.agreement import FRAME_S, STAR, TENSOR_S
 from qsgd_hpc.scaling.predict.fabric import Fabric
 from qsgd_hpc.scaling.predict.inputs import TrainingProfile
 from qsgd_hpc.scaling.predict.model import Prediction, Setting
-from qsgd_hpc.scaling.store.folder import writing
+from qsgd_hpc.scaling.store import writing
 from qsgd_hpc.scaling.units import bits_name, speed
 
 __all__ = ["LABEL", "Result", "as_json", "as_lines", "assumptions", "write_folder"]

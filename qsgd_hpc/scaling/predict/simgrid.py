@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 import subprocess
-from functools import cache, cached_property
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -165,10 +165,6 @@ class SimGrid:
         self.most = most
         self._known: dict[tuple[str, Layout], float] = {}
 
-    @cached_property
-    def _program(self) -> Path:
-        return simulator()
-
     def slowdown(self, schedule: Schedule, phase: Phase) -> float:
         """Return the phase's time between nodes over that of the closed form.
 
@@ -199,7 +195,7 @@ class SimGrid:
             ends = zip(m.sources, m.targets, m.bytes, strict=True)
             lines += [f"{a} {b} {size:.0f}" for a, b, size in ends]
         ended = subprocess.run(
-            [str(self._program), "--log=root.thresh:error"],
+            [str(simulator()), "--log=root.thresh:error"],
             input="\n".join(lines) + "\n",
             capture_output=True,
             text=True,

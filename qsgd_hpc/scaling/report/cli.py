@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.scaling.store.folder import StudyFolder
+from qsgd_hpc.scaling.store import StudyFolder
 
 __all__ = ["report", "show"]
 
@@ -57,7 +57,7 @@ def report(
 
 def _append(target: Path, folder: StudyFolder, system: str | None) -> None:
     from qsgd_hpc.scaling.report.tables import COLUMNS, rows, to_csv
-    from qsgd_hpc.scaling.store.attempts import finished
+    from qsgd_hpc.scaling.store import finished
 
     attempts, _ = folder.attempts()
     text = to_csv(rows(finished(attempts).values(), system or folder.study().site))

@@ -10,9 +10,8 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Row
 from qsgd_hpc.scaling.analysis.verdicts import SAME_MARGIN, Verdict, compare_rows
-from qsgd_hpc.scaling.define.plan import global_batch
-from qsgd_hpc.scaling.define.study import Case
-from qsgd_hpc.scaling.report.cells import place
+from qsgd_hpc.scaling.define.study import Case, global_batch
+from qsgd_hpc.scaling.report.tables import place
 
 if TYPE_CHECKING:
     from qsgd_hpc.scaling.report.report import Report
@@ -92,7 +91,11 @@ def compare(report: Report, other: Report, names: tuple[str, str]) -> Comparison
     return Comparison(
         ours=names[0],
         theirs=names[1],
-        pairs=tuple(_pair(mine[key], theirs[key]) for key in shared),
+        pairs=tuple(
+            Pair(case.case, case.unit, row, theirs[key][1], compare_rows(mine[key], theirs[key]))
+            for key in shared
+            for case, row in [mine[key]]
+        ),
         differences=_differences(report, other),
         alone=(len(mine) - len(shared), len(theirs) - len(shared)),
     )
@@ -164,10 +167,6 @@ def _rows(report: Report) -> dict[tuple[Case, int, int, int], tuple[CaseAnalysis
 def _cases(report: Report) -> str:
     labels = "; ".join(case.case.label for case in report.analysis.cases)
     return f"{labels} ({report.study.mode} scaling)"
-
-
-def _pair(mine: tuple[CaseAnalysis, Row], theirs: tuple[CaseAnalysis, Row]) -> Pair:
-    return Pair(mine[0].case, mine[0].unit, mine[1], theirs[1], compare_rows(mine, theirs))
 
 
 def _arguments(report: Report) -> str:

@@ -10,8 +10,8 @@ from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Row
 from qsgd_hpc.scaling.analysis.verdicts import Judgement, plain_row, representative_judgement
-from qsgd_hpc.scaling.report.case_findings import speed_words
-from qsgd_hpc.scaling.report.cells import cells
+from qsgd_hpc.scaling.report.findings import speed_words
+from qsgd_hpc.scaling.report.tables import cells
 
 __all__ = ["Family", "families", "gain"]
 

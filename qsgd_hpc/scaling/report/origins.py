@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from qsgd_hpc.launch.cluster import Network
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.report.cautions import Machine
-from qsgd_hpc.scaling.store.attempts import Attempt, is_number
+from qsgd_hpc.scaling.store import Attempt, is_number
 
 __all__ = ["Origins", "origins"]
 
@@ -82,8 +82,8 @@ def _facts(measured: Sequence[Attempt]) -> list[tuple[str, str]]:
     ]
 
 
-def _mixed(measured: Sequence[Attempt]) -> list[str]:
-    """Return a caution if the machine differs between points, or the code within one program."""
+def _mixed(measured: Sequence[Attempt]) -> Iterator[str]:
+    """Yield a caution if the machine differs between points, or the code within one program."""
     machine: dict[str, Fact] = {
         "processor": _processor,
         # A script that records no GPU differs from a script that trained on one.
@@ -107,35 +107,32 @@ def _mixed(measured: Sequence[Attempt]) -> list[str]:
     }
     versions |= {name: len(_distinct(fact(a) for a in measured)) for name, fact in machine.items()}
     mixed = [f"{name} ({count} versions)" for name, count in versions.items() if count > 1]
-    if not mixed:
-        return []
-    return [
-        f"Mixed points: Not all were measured with the same {', '.join(mixed)}, which may cause "
-        "differences between points."
-    ]
+    if mixed:
+        yield (
+            f"Mixed points: Not all were measured with the same {', '.join(mixed)}, which may "
+            "cause differences between points."
+        )
 
 
-def _uncommitted(measured: Sequence[Attempt]) -> list[str]:
-    if not any((a.provenance.get("git") or {}).get("dirty") for a in measured):
-        return []
-    return [
-        "Uncommitted changes: The script's repository differed from its commit when at least "
-        "one point was measured, so the commit alone does not reproduce it."
-    ]
+def _uncommitted(measured: Sequence[Attempt]) -> Iterator[str]:
+    if any((a.provenance.get("git") or {}).get("dirty") for a in measured):
+        yield (
+            "Uncommitted changes: The script's repository differed from its commit when at least "
+            "one point was measured, so the commit alone does not reproduce it."
+        )
 
 
-def _busy(measured: Sequence[Attempt]) -> list[str]:
+def _busy(measured: Sequence[Attempt]) -> Iterator[str]:
     loads = [(a.final.get("load"), a.final.get("cores")) for a in measured]
     known = [(load, cores) for load, cores in loads if is_number(load) and is_number(cores)]
     crowded = [(load, cores) for load, cores in known if load > BUSY * cores]
-    if not crowded:
-        return []
-    load, cores = max(crowded)
-    return [
-        f"Busy machine: At the end of {len(crowded)} of {len(known)} runs the load exceeded the "
-        f"number of cores (load {load:.1f} on {cores} logical cores at worst). Other work may "
-        "have slowed down some points more than others; measure again on a quiet machine."
-    ]
+    if crowded:
+        load, cores = max(crowded)
+        yield (
+            f"Busy machine: At the end of {len(crowded)} of {len(known)} runs the load exceeded "
+            f"the number of cores (load {load:.1f} on {cores} logical cores at worst). Other work "
+            "may have slowed down some points more than others; measure again on a quiet machine."
+        )
 
 
 def _jobs(measured: Sequence[Attempt]) -> tuple[Mapping[str, str], ...]:

@@ -20,13 +20,11 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.compute import analyse
 from qsgd_hpc.scaling.analysis.results import Analysis, CaseAnalysis
-from qsgd_hpc.scaling.define.plan import plan
-from qsgd_hpc.scaling.define.study import Study
-from qsgd_hpc.scaling.report.case_findings import law_sentence, link_sentence, reference_name
+from qsgd_hpc.scaling.define.study import Study, plan
 from qsgd_hpc.scaling.report.cautions import Machine
-from qsgd_hpc.scaling.report.cells import SORTED_BY, cells, headings, size
 from qsgd_hpc.scaling.report.compare import Comparison, section
 from qsgd_hpc.scaling.report.drawing.bars import network_panels
+from qsgd_hpc.scaling.report.drawing.lines import best_fits
 from qsgd_hpc.scaling.report.drawing.output import (
     chart,
     charts,
@@ -34,13 +32,18 @@ from qsgd_hpc.scaling.report.drawing.output import (
     write_networks,
     write_sheet,
 )
-from qsgd_hpc.scaling.report.drawing.speed import best_fits
-from qsgd_hpc.scaling.report.findings import CaseFindings, Findings, findings
+from qsgd_hpc.scaling.report.findings import (
+    CaseFindings,
+    Findings,
+    findings,
+    law_sentence,
+    link_sentence,
+    reference_name,
+)
 from qsgd_hpc.scaling.report.networks import Family, families
 from qsgd_hpc.scaling.report.origins import Origins, origins
-from qsgd_hpc.scaling.report.tables import latex_tables
-from qsgd_hpc.scaling.store.attempts import Attempt, finished
-from qsgd_hpc.scaling.store.folder import StudyFolder, writing
+from qsgd_hpc.scaling.report.tables import SORTED_BY, cells, headings, latex_tables, size
+from qsgd_hpc.scaling.store import Attempt, StudyFolder, finished, writing
 
 __all__ = ["Report", "context", "load", "render", "results", "write"]
 

@@ -1,23 +1,128 @@
-"""Tables of a study for other uses: LaTeX for a paper, and CSV rows of the speeds of many machines.
+"""Tables of a study: a row as text, LaTeX for a paper, CSV rows of the speeds of many machines.
 
-LaTeX needs only booktabs. The columns of the rows are independent of site and scheduler: system,
-devices, sizes, workload, median speed, and versions.
+The text of a row is the same in the terminal, Markdown, HTML and the charts' tooltips. LaTeX needs
+only booktabs. The columns of the CSV rows are independent of site and scheduler: system, devices,
+sizes, workload, median speed, and versions.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from qsgd_hpc.scaling.analysis.results import CaseAnalysis
-from qsgd_hpc.scaling.report.case_findings import reference_name
-from qsgd_hpc.scaling.report.cells import cells, headings
-from qsgd_hpc.scaling.store.attempts import Attempt, throughput
+from qsgd_hpc.launch.cluster.network import SHORT, bits_per_s
+from qsgd_hpc.scaling import units
+from qsgd_hpc.scaling.analysis.results import CaseAnalysis, Row
+from qsgd_hpc.scaling.report.findings import reference_name
+from qsgd_hpc.scaling.store import Attempt, throughput
 
-__all__ = ["COLUMNS", "latex_tables", "rows", "to_csv"]
+__all__ = [
+    "COLUMNS",
+    "SORTED_BY",
+    "cells",
+    "headings",
+    "interval",
+    "latex_tables",
+    "place",
+    "rows",
+    "size",
+    "to_csv",
+]
+
+# Key, name, and the column of the table, by which a click on the heading sorts.
+_HEADINGS = (
+    ("nodes", "Nodes", "ranks"),
+    ("bits", "Bits", "bits"),
+    ("speed", "{unit}/s", "throughput"),
+    ("speedup", "Speed-up", "speedup"),
+    ("efficiency", "Efficiency", "efficiency"),
+    ("step", "Step", "step_s"),
+    ("exposed", "Exposed comm.", "exposed_share"),
+    ("step_bytes", "Wire / step", "wire_bytes_per_step"),
+    ("total_bytes", "Wire total", "wire_bytes_total"),
+    ("compression", "Fewer bytes", "compression_ratio"),
+    ("nmse", "NMSE", "nmse"),
+    ("communication", "Comm. time", "comm_time_share"),
+    ("quality", "{quality}", None),  # the column depends on the case
+    ("target", "To target", "time_to_target_s"),
+    ("link", "Link reached", "link_bits_s"),
+)
+SORTED_BY = {key: column for key, _, column in _HEADINGS if column is not None}
+
+
+def headings(case: CaseAnalysis) -> list[tuple[str, str]]:
+    """Return (key, name) of the columns that have values; results.csv has all columns."""
+    names = {
+        "unit": units.capitalised(case.unit),
+        "quality": units.quality_name(case.quality) if case.quality else "",
+    }
+    empty = {key for key, column in SORTED_BY.items() if not case.table[column].notna().any()}
+    empty |= set() if case.quality else {"quality"}
+    if "exposed" not in empty:
+        # The exposed share is more useful than the time in collectives, and the row must be short.
+        empty |= {"communication", "total_bytes"}
+    return [(key, name.format_map(names)) for key, name, _ in _HEADINGS if key not in empty]
+
+
+def cells(row: Row, case: CaseAnalysis) -> dict[str, str]:
+    """Return a table row as text, keyed like the headings; keys with `_range` are intervals."""
+    sends = row["ranks"] > 1
+    return {
+        "nodes": str(row["nodes"])
+        if row["nodes"] == row["ranks"]
+        else f"{row['nodes']} ({row['ranks']} ranks)",
+        "bits": units.bits_name(row["bits"]),
+        "speed": units.speed(row["throughput"]),
+        "speed_range": _range(row, "throughput", units.speed),
+        "speedup": units.times(row["speedup"]),
+        "efficiency": units.percent(row["efficiency"]),
+        "step": units.seconds(row["step_s"]),
+        "exposed": units.percent(row["exposed_share"]),
+        "step_bytes": units.bytes_short(row["wire_bytes_per_step"]),
+        "total_bytes": units.bytes_short(row["wire_bytes_total"]),
+        "compression": units.times(row["compression_ratio"]) if sends else units.MISSING,
+        "nmse": units.nmse(row["nmse"]),
+        "communication": units.percent(row["comm_time_share"]),
+        "quality": units.quality(case.quality, row.get(case.quality)),
+        "quality_range": _range(row, case.quality, lambda v: units.quality(case.quality, v)),
+        "target": units.seconds(row["time_to_target_s"]),
+        "link": _link(row),
+    }
+
+
+def _link(row: Row) -> str:
+    """Return the rate that the slowest link reached, marked if below the network's rate."""
+    if row["link_bits_s"] is None:
+        return units.MISSING
+    return f"{bits_per_s(row['link_bits_s'])}{' (short)' if row['link_share'] < SHORT else ''}"
+
+
+def place(row: Row) -> str:
+    """Return where a row was measured, such as '2 nodes, 4 bit'."""
+    return f"{size(row)}, {units.bits_name(row['bits'])}"
+
+
+def size(row: Row) -> str:
+    """Return the size of a row, such as '2 nodes' or '2 nodes (8 ranks)'."""
+    ranks = "" if row["nodes"] == row["ranks"] else f" ({row['ranks']} ranks)"
+    return f"{units.nodes_name(row['nodes'])}{ranks}"
+
+
+def interval(row: Row, name: str, form: Callable[[float], str]) -> str:
+    """Return a value's 95 % interval as text, and the number of runs."""
+    text = _range(row, name, form)
+    runs = "one run" if row["repeats"] == 1 else f"{row['repeats']} runs"
+    return f"95% interval {text}, {runs}" if text else runs
+
+
+def _range(row: Row, name: str, form: Callable[[float], str]) -> str:
+    low, high = row.get(f"{name}_lo"), row.get(f"{name}_hi")
+    return "" if low is None or high is None else f"{form(low)}..{form(high)}"
+
 
 _ESCAPES = {
     "\\": r"\textbackslash{}",
@@ -59,6 +164,7 @@ def _latex_table(case: CaseAnalysis) -> str:
     columns = [(key, name) for key, name in headings(case) if key not in _LEFT_OUT]
     rows = case.rows()
     several = case.table["throughput_lo"].notna().any()
+    label = re.sub("[^A-Za-z0-9-]", "-", case.case.key)
     brackets = r"; in brackets: 95\% intervals" if several else ""
     lines = [
         r"\begin{table}",
@@ -67,7 +173,7 @@ def _latex_table(case: CaseAnalysis) -> str:
         r"  \setlength{\tabcolsep}{3pt}",
         f"  \\caption{{Scaling of {_escape(case.case.label)}. Speed-up refers to "
         f"{_escape(reference_name(case))}{brackets}.}}",
-        f"  \\label{{tab:scaling-{_label(case.case.key)}}}",
+        f"  \\label{{tab:scaling-{label}}}",
         f"  \\begin{{tabular}}{{rl{'r' * (len(columns) - 2)}}}",
         r"    \toprule",
         *(f"    {' & '.join(line)} \\\\" for line in _heads([name for _, name in columns])),
@@ -92,10 +198,6 @@ def _heads(names: Sequence[str]) -> list[list[str]]:
 def _cell(text: dict[str, str], key: str) -> str:
     spread = text["speed_range"].replace(_RANGE, "–") if key == "speed" else ""
     return _escape(f"{text[key]} ({spread})" if spread else text[key])
-
-
-def _label(key: str) -> str:
-    return "".join(c if c.isascii() and (c.isalnum() or c == "-") else "-" for c in key)
 
 
 _VERSIONS = ("python", "torch", "tensorflow", "keras", "jax", "qsgd_hpc")

@@ -14,11 +14,11 @@ from rich.text import Text
 
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import CaseAnalysis
-from qsgd_hpc.scaling.report.cells import cells, headings
 from qsgd_hpc.scaling.report.compare import HEADINGS as COMPARED
 from qsgd_hpc.scaling.report.compare import Comparison, pair_cells, summary
 from qsgd_hpc.scaling.report.networks import families
 from qsgd_hpc.scaling.report.report import Report
+from qsgd_hpc.scaling.report.tables import cells, headings
 
 __all__ = ["console", "print_comparison", "print_result"]
 

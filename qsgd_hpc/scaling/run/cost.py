@@ -11,9 +11,8 @@ from rich.text import Text
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling import units
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS, Point, plan, script_args
-from qsgd_hpc.scaling.define.study import Study
-from qsgd_hpc.scaling.store.attempts import Attempt
+from qsgd_hpc.scaling.define.study import PLAIN_BITS, Point, Study, plan, script_args
+from qsgd_hpc.scaling.store import Attempt
 
 __all__ = ["Estimate", "estimate", "expected_s", "measured_s", "print_plan", "refuse", "spent"]
 
@@ -140,19 +139,15 @@ def expected_s(point: Point, times: Times, mode: str) -> float | None:
         for p, s in times.items()
         if (p.case.workload, p.case.framework) == (point.case.workload, point.case.framework)
     }
-    unlike = replace(point, repeat=0)
+    unlike, strong = replace(point, repeat=0), mode == "strong"
     for alike in (
         [s for p, s in own.items() if replace(p, repeat=0) == unlike],
         [s for p, s in own.items() if (p.case, p.nodes) == (point.case, point.nodes)],
-        [s * _growth(p, point, mode) for p, s in own.items()],
+        [s * (max(1.0, p.ranks / point.ranks) if strong else 1.0) for p, s in own.items()],
     ):
         if alike:
             return max(alike)
     return None
-
-
-def _growth(measured: Point, asked: Point, mode: str) -> float:
-    return max(1.0, measured.ranks / asked.ranks) if mode == "strong" else 1.0
 
 
 def estimate(

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from qsgd_hpc.jobs import Job, JobState
 from qsgd_hpc.scaling import units
-from qsgd_hpc.scaling.define.plan import Point
-from qsgd_hpc.scaling.store.attempts import Attempt, throughput
+from qsgd_hpc.scaling.define.study import Point
+from qsgd_hpc.scaling.store import Attempt, throughput
 
 __all__ = ["Progress"]
 
@@ -125,7 +125,8 @@ class Progress:
         )
         lines = [
             Text(
-                f"  {self._name(s.point)}  {s.job.state.value.lower()} {_age(s)}"
+                f"  {self._name(s.point)}  {s.job.state.value.lower()} "
+                f"{units.duration(time.monotonic() - s.since)}"
                 f"  job {s.job.id}" + (f"  {units.rate(*s.speed)}" if s.speed else "")
             )
             for s in self._active.values()
@@ -148,7 +149,3 @@ def _tail(log: Path) -> str:
     except OSError:
         return "    (no output)"
     return "\n".join(f"    {line}" for line in text.splitlines()[-TAIL_LINES:]) or "    (no output)"
-
-
-def _age(entry: _Seen) -> str:
-    return units.duration(time.monotonic() - entry.since)

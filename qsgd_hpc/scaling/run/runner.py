@@ -15,16 +15,24 @@ from qsgd_hpc.jobs.request.prepare import prepare
 from qsgd_hpc.jobs.waiting import Patience
 from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.cluster.keeper import trial
-from qsgd_hpc.scaling.define.plan import Point, plan
-from qsgd_hpc.scaling.define.study import Program, Study
-from qsgd_hpc.scaling.run import cost, packed, single
+from qsgd_hpc.scaling.define.study import Point, Program, Study, plan
+from qsgd_hpc.scaling.run import cost
 from qsgd_hpc.scaling.run.driver import JOB_ENDS
-from qsgd_hpc.scaling.run.packed import Packed
 from qsgd_hpc.scaling.run.progress import Progress
-from qsgd_hpc.scaling.run.single import Single
-from qsgd_hpc.scaling.run.submitted import never_taken
-from qsgd_hpc.scaling.store.attempts import RECORD_HINT, Attempt, finished
-from qsgd_hpc.scaling.store.folder import StudyFolder
+from qsgd_hpc.scaling.run.study_jobs import (
+    Packed,
+    Single,
+    adopt_packs,
+    entries_for,
+    left_behind,
+    never_taken,
+    pack_request,
+    pack_scripts,
+    point_request,
+    start_pack,
+    start_point,
+)
+from qsgd_hpc.scaling.store import RECORD_HINT, Attempt, StudyFolder, finished
 
 __all__ = ["check_sizes", "run"]
 
@@ -64,11 +72,11 @@ def _job_points(study: Study) -> list[list[Point]]:
 
 def _checked(study: Study, points: Sequence[Point]) -> jobs.JobRequest:
     if not study.pack:
-        asked = single.request(study, points[0], study.workdir / "records.jsonl")
+        asked = point_request(study, points[0], study.workdir / "records.jsonl")
     else:
-        asked = packed.request(study, points, study.workdir / "plan.json")
-        entries = packed.entries_for(StudyFolder(study.workdir), points[:1], study.workdir)
-        packed.scripts(study, asked, entries)
+        asked = pack_request(study, points, study.workdir / "plan.json")
+        entries = entries_for(StudyFolder(study.workdir), points[:1], study.workdir)
+        pack_scripts(study, asked, entries)
     jobs.render(asked)
     return prepare(asked, dry_run=True)[0]
 
@@ -104,7 +112,7 @@ class _Run:
 
     def _adopt(self) -> None:
         """Follow the packed jobs of earlier runs, and remove their points from the waiting ones."""
-        for left in packed.adopt(self.folder, self.study):
+        for left in adopt_packs(self.folder, self.study):
             self.active.append(left)
             taken = {e.point for e in left.entries if e.point.key not in left.collected}
             self.waiting = deque(p for p in self.waiting if p not in taken)
@@ -115,10 +123,10 @@ class _Run:
             while self.waiting and len(self.active) < in_flight:
                 if self._affords([self.waiting[0]]):
                     point = self.waiting.popleft()
-                    single.start(self.folder, self.study, point, self.progress, self.active)
+                    start_point(self.folder, self.study, point, self.progress, self.active)
         elif self.waiting and not self.active:
             points = list(self.waiting)
-            alone = [single.left_behind(self.folder, self.study, p) for p in points]
+            alone = [left_behind(self.folder, self.study, p) for p in points]
             for left in alone:  # jobs of a run without --pack
                 if left is not None:
                     self.waiting.remove(left.point)
@@ -126,7 +134,7 @@ class _Run:
                     self.progress.started(left.point, left.job, adopted=True)
             if not self.active and self._affords(points):
                 self.waiting.clear()
-                packed.start(self.folder, self.study, points, self.progress, self.active)
+                start_pack(self.folder, self.study, points, self.progress, self.active)
 
     def _affords(self, points: list[Point]) -> bool:
         """Return whether a job of these points stays below the cap; if not, stop starting jobs."""

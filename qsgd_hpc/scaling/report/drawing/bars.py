@@ -13,10 +13,8 @@ from matplotlib.ticker import MaxNLocator
 from qsgd_hpc.scaling import units
 from qsgd_hpc.scaling.analysis.results import BREAKDOWN, CaseAnalysis, Row
 from qsgd_hpc.scaling.analysis.verdicts import largest_rows, plain_row
-from qsgd_hpc.scaling.define.plan import PLAIN_BITS
-from qsgd_hpc.scaling.report.cells import interval, place
+from qsgd_hpc.scaling.define.study import PLAIN_BITS
 from qsgd_hpc.scaling.report.drawing.style import (
-    GRID,
     INK,
     PAPER,
     PARTS,
@@ -25,10 +23,12 @@ from qsgd_hpc.scaling.report.drawing.style import (
     Swatch,
     beside,
     colour,
+    grid,
     mark,
     marker,
 )
 from qsgd_hpc.scaling.report.networks import Family, gain
+from qsgd_hpc.scaling.report.tables import interval, place
 
 __all__ = ["breakdown_panels", "draw_key", "network_panels", "quality_panels", "wire_panels"]
 
@@ -80,8 +80,7 @@ def _breakdown(many: Sequence[Any], rows: Sequence[Row]) -> None:
         before = row["ranks"]
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(lambda value, _: "0" if value == 0 else units.seconds(value))
-    axes.grid(axis="x", color=GRID, lw=0.8)
-    axes.spines["bottom"].set_visible(False)
+    grid(axes, "x")
 
 
 def draw_key(axes: Any, key: Sequence[Swatch]) -> None:
@@ -189,11 +188,9 @@ def _bars(many: Sequence[Any], family: Family, column: str) -> None:
             mark(bar[0], row["bits"], where, *tip)
             _label(axes, x, row, column, over or form(row[column]))
     axes.set_xticks(range(len(family.members)), [m.case.network_label for m in family.members])
-    axes.tick_params(length=0)
     axes.margins(x=0.02, y=0.12)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.grid(axis="y", color=GRID, lw=0.8)
-    axes.spines["left"].set_visible(False)
+    grid(axes, "y")
     axes.set_ylabel("seconds" if column != "throughput" else f"{family.unit}/s", color=QUIET)
 
 
@@ -266,8 +263,7 @@ def _quality(axes: Any, case: CaseAnalysis, rows: Sequence[Row]) -> None:
         beside(axes, highs[line], line, text, row["bits"], gap=9)
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}{'%' if accuracy else ''}")
-    axes.grid(axis="x", color=GRID, lw=0.8)
-    axes.spines["bottom"].set_visible(False)
+    grid(axes, "x")
 
 
 def _bound(row: Row, name: str, end: str, scale: float) -> float:

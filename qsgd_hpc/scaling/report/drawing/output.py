@@ -23,8 +23,8 @@ from qsgd_hpc.scaling.report.drawing.bars import (
     quality_panels,
     wire_panels,
 )
-from qsgd_hpc.scaling.report.drawing.curves import curve_panels
-from qsgd_hpc.scaling.report.drawing.speed import (
+from qsgd_hpc.scaling.report.drawing.lines import (
+    curve_panels,
     efficiency_panels,
     speedup_panels,
     throughput_panel,

@@ -27,6 +27,7 @@ __all__ = [
     "Swatch",
     "beside",
     "colour",
+    "grid",
     "live",
     "logarithmic",
     "mark",
@@ -193,6 +194,13 @@ def nodes_axis(axes: Any, ranks: Mapping[int, int], *, log: bool) -> None:
     axes.minorticks_off()
 
 
+def grid(axes: Any, axis: str) -> None:
+    """Draw lines across the chart at the ticks of an axis ("x" or "y"), in place of its spine."""
+    axes.grid(axis=axis, color=GRID, lw=0.8)
+    axes.tick_params(length=0)
+    axes.spines["left" if axis == "y" else "bottom"].set_visible(False)
+
+
 def value_axis(axes: Any, lowest: float, highest: float, *, log: bool) -> None:
     """Lay out the y axis for values of at least 0; a linear one starts at 0."""
     if log:
@@ -206,9 +214,7 @@ def value_axis(axes: Any, lowest: float, highest: float, *, log: bool) -> None:
         lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}"
     )
     axes.minorticks_off()
-    axes.grid(axis="y", color=GRID, lw=0.8)
-    axes.tick_params(length=0)
-    axes.spines["left"].set_visible(False)
+    grid(axes, "y")
 
 
 def side_labels(axes: Any, labels: Sequence[tuple[float, str, str]]) -> None:

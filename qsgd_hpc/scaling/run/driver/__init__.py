@@ -22,9 +22,9 @@ from typing import Any
 from qsgd_hpc.jobs.events import end_of
 from qsgd_hpc.jobs.processes import adopt_orphans, members
 from qsgd_hpc.jobs.script import host_lines, node_lines
-from qsgd_hpc.scaling.define.plan import Point
+from qsgd_hpc.scaling.define.study import Point
 from qsgd_hpc.scaling.run.cost import expected_s
-from qsgd_hpc.scaling.store.folder import AttemptFolder
+from qsgd_hpc.scaling.store import AttemptFolder
 
 __all__ = ["Entry", "PackPlan", "drive", "fits", "outcome_state"]
 

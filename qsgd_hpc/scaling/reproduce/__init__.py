@@ -1,1 +1,0 @@
-"""Published results of others, compared with predictions or measurements of this project."""

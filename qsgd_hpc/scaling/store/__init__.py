@@ -1,1 +1,0 @@
-"""A study's folder: its attempts, their records and their provenance."""
