@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, checked_reduction
 from qsgd_hpc.frameworks.pending import batches, partition
+from qsgd_hpc.frameworks.reduction import GradientReduction, checked_reduction
 from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.jax.compression import compressed
 from qsgd_hpc.jax.ops import allreduce
@@ -120,15 +120,14 @@ def _start(
 ) -> Callable[[], list[Any]]:
     """Start reducing gradients, or trace the reduction; return a function that waits for them."""
     to_send, restored = compressed(leaves, reduction.compression)
-    prescale, postscale = reduction.factors
     lossy = isinstance(reduction.compression, Lossy)
     call = Allreduce(
         tuple(prefix + name for name in names),
         reduction.process_set,
         group,
         op=reduction.op,
-        prescale=prescale,
-        postscale=postscale,
+        prescale=reduction.prescale,
+        postscale=reduction.postscale,
         compression=reduction.compression if lossy else None,
         lasting=True,
         check_finite=reduction.check_finite,

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.frameworks.gradient_reduction import (
+from qsgd_hpc.frameworks.pending import checked_passes, choose_groups
+from qsgd_hpc.frameworks.reduction import (
     GradientReduction,
     checked_reduction,
     gradient_prefix,
 )
-from qsgd_hpc.frameworks.pending import checked_passes, choose_groups
 from qsgd_hpc.frameworks.shared_names import warn_of_shared_residual
 from qsgd_hpc.jax.gradients import Groups, path_names, reduce_tree
 from qsgd_hpc.jax.ops import allreduce

@@ -13,7 +13,7 @@ import keras
 
 from qsgd_hpc import arrays
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.frameworks.reduction import GradientReduction
 from qsgd_hpc.frameworks.step_mark import marks_steps
 from qsgd_hpc.keras._backend import BACKEND
 from qsgd_hpc.keras._replicas import broadcast_values, name_of, require_equal

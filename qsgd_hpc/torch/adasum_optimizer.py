@@ -15,8 +15,8 @@ import torch
 from torch._compile import _disable_dynamo
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
 from qsgd_hpc.frameworks.pending import checked_passes
+from qsgd_hpc.frameworks.reduction import GradientReduction
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.ops import Max, Sum
 from qsgd_hpc.torch.ops import allreduce

@@ -14,8 +14,8 @@ from torch._compile import _disable_dynamo
 from qsgd_hpc import env
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import NonFiniteGradientError, UsageError
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, gradient_prefix
 from qsgd_hpc.frameworks.pending import BATCH_BYTES, PendingGradients, partition
+from qsgd_hpc.frameworks.reduction import GradientReduction, gradient_prefix
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.runtime.feedback import Ownership, forget_ownerless
 from qsgd_hpc.runtime.ops import Group, Handle

@@ -13,8 +13,8 @@ from torch._compile import _disable_dynamo
 
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import NonFiniteGradientError, UsageError
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, checked_reduction
 from qsgd_hpc.frameworks.pending import choose_groups
+from qsgd_hpc.frameworks.reduction import GradientReduction, checked_reduction
 from qsgd_hpc.runtime.ops import Adasum, Average, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.torch.adasum_optimizer import AdasumOptimizer

@@ -11,7 +11,7 @@ import torch
 
 from qsgd_hpc.frameworks.compressors import NoneCompressor
 from qsgd_hpc.frameworks.eager import start_allreduce
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.frameworks.reduction import GradientReduction, compressor_of
 from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.ops import Group, Handle, Operation, Sum
@@ -53,7 +53,9 @@ class GradientAllreduce:
         self._reduction = reduction
         if dtype.is_complex:  # sent as pairs of floats, uncompressed
             self._reduction = replace(reduction, compression=NoneCompressor)
-        self._in_place = reduction.compressor is NoneCompressor and not dtype.is_complex
+        self._in_place = (
+            compressor_of(reduction.compression) is NoneCompressor and not dtype.is_complex
+        )
         self.device = -1
         """The device whose gradients are reduced without a copy; -1: the host."""
         self._device_index: int | None = None
@@ -124,7 +126,7 @@ class GradientAllreduce:
         return start_allreduce(
             TENSORS,
             torch.view_as_real(gradient) if gradient.is_complex() else gradient,
-            self._reduction.of_tensor(),
+            self._reduction,
             self._name,
             group,
             coding=self.coding,

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.frameworks.reduction import GradientReduction
 from qsgd_hpc.frameworks.shared_names import claim_residual
 from qsgd_hpc.jax.compression import Compression
 from qsgd_hpc.jax.elastic import run
