@@ -17,8 +17,8 @@ from qsgd_hpc.frameworks.shared_names import claim_residual
 from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Adasum, Sum
+from qsgd_hpc.tensorflow.ops import allreduce
 from qsgd_hpc.tensorflow.ops._names import name_of, operation_names, unwrapped, warn_of_threads
-from qsgd_hpc.tensorflow.ops._reductions import allreduce
 from qsgd_hpc.tensorflow.ops._run import run, without_autograph
 
 __all__ = ["Groups", "LocalSources", "reduce_gradients"]
