@@ -131,19 +131,15 @@ class PendingGradients:
             self._batch.append(key)
             self._batch_bytes += size_bytes
             if self._batch_bytes >= BATCH_BYTES:
-                self._start_batch()
+                self._handles.update(self._start(self._batch, False))
+                self._batch.clear()
+                self._batch_bytes = 0
         elif all(self._seen.get(member) == self.passes for member in group):
             self._handles.update(self._start(group, True))
 
     def is_due(self, key: Any) -> bool:
         """Return whether a parameter's gradient is complete: its reduction may be in flight."""
         return self._seen.get(key) == self.passes
-
-    def _start_batch(self) -> None:
-        if self._batch:
-            self._handles.update(self._start(self._batch, False))
-        self._batch.clear()
-        self._batch_bytes = 0
 
     def finish(
         self, keys: Sequence[Any], missing: Callable[[Any], None]
@@ -162,7 +158,8 @@ class PendingGradients:
             HorovodInternalError: the first reduction that failed; all were waited for.
         """
         try:
-            self._start_batch()
+            if self._batch:
+                self._handles.update(self._start(self._batch, False))
             self._start_rest(keys, missing)
             return wait_for_all(self._handles.values())
         finally:

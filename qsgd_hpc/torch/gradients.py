@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -105,7 +106,8 @@ class GradientReducer(Claim):
         if isinstance(self._reduction.compression, Lossy):
             self.residuals.names.add(self.prefix + name)
         register: Any = parameter.register_post_accumulate_grad_hook
-        self._hooks.append(register(_hook(weakref.ref(self))))
+        # Weak: a parameter must not keep an optimizer alive that the script has dropped.
+        self._hooks.append(register(functools.partial(self.on_gradient, weakref.ref(self))))
 
     def _hooked(self, parameters: Iterable[torch.Tensor]) -> list[ParameterGradient]:
         """Return the state of the parameters that currently require a gradient."""
@@ -115,9 +117,11 @@ class GradientReducer(Claim):
     def _regroup(self) -> None:
         self.pending.set_groups(map(self._hooked, self.groups))
 
-    def on_gradient(self, parameter: torch.Tensor) -> None:
-        """Handle a gradient that a backward pass has computed."""
-        if self.dropped:
+    @staticmethod
+    def on_gradient(reducer: weakref.ref[GradientReducer], parameter: torch.Tensor) -> None:
+        """Handle a gradient that a backward pass has computed: the hook of every parameter."""
+        self = reducer()
+        if self is None or self.dropped:
             return
         self.forget_ended_job()
         self.fresh = True
@@ -268,16 +272,6 @@ class GradientReducer(Claim):
 def _called(name: str) -> str:
     """Return a parameter's name for messages; it is a number without ``named_parameters``."""
     return f"parameter {name}, counted from 0," if name.isdecimal() else repr(name)
-
-
-def _hook(reducer: weakref.ref[GradientReducer]) -> Any:
-    # Weak: a parameter must not keep an optimizer alive that the script has dropped.
-    def on_gradient(parameter: torch.Tensor) -> None:
-        alive = reducer()
-        if alive is not None:
-            alive.on_gradient(parameter)
-
-    return on_gradient
 
 
 class _Layouts:
