@@ -22,11 +22,10 @@ from qsgd_hpc.timeline import writing
 if TYPE_CHECKING:
     from qsgd_hpc.runtime.process_sets import ProcessSet
 
+# What every framework module takes by `from ... import *`.
 __all__ = [
-    "Context",
     "communication_stats",
     "compression_stats",
-    "context",
     "cross_rank",
     "cross_size",
     "init",
@@ -35,9 +34,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "mpi_library_version",
-    "object_numbers",
     "rank",
-    "restart",
     "shutdown",
     "size",
     "start_timeline",
