@@ -84,8 +84,8 @@ def quantize_unasked(module: Any) -> None:
 
 
 def _quantize(module: Any) -> None:
+    from qsgd_hpc.torch.fsdp import is_quantized, quantize_fsdp
     from qsgd_hpc.torch.fsdp.layout import sharded_modules
-    from qsgd_hpc.torch.fsdp.quantize import is_quantized, quantize_fsdp
 
     if any(map(is_quantized, sharded_modules(module).values())):
         return
