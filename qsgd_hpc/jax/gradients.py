@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.frameworks.pending import batches, partition
+from qsgd_hpc.frameworks.grouping import batches, partition
 from qsgd_hpc.frameworks.reduction import GradientReduction, checked_reduction
 from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.jax.compression import compressed

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.frameworks.pending import checked_passes, choose_groups
+from qsgd_hpc.frameworks.grouping import checked_passes, choose_groups
 from qsgd_hpc.frameworks.reduction import (
     GradientReduction,
     checked_reduction,

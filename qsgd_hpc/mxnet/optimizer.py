@@ -10,7 +10,7 @@ import mxnet as mx
 from qsgd_hpc.arrays._memory import ARRAYS
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.eager import start_allreduce
-from qsgd_hpc.frameworks.pending import choose_groups, partition
+from qsgd_hpc.frameworks.grouping import choose_groups, partition
 from qsgd_hpc.frameworks.reduction import checked_reduction
 from qsgd_hpc.mxnet.ops import broadcast_, on_host, view_of
 from qsgd_hpc.runtime import ops

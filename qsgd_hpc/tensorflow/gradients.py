@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import UnsupportedError
-from qsgd_hpc.frameworks.pending import BATCH_BYTES, batches, partition
+from qsgd_hpc.frameworks.grouping import BATCH_BYTES, batches, partition
 from qsgd_hpc.frameworks.reduction import GradientReduction, compressor_of
 from qsgd_hpc.frameworks.shared_names import claim_residual
 from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest

@@ -14,7 +14,7 @@ from torch._compile import _disable_dynamo
 
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import NonFiniteGradientError, UsageError
-from qsgd_hpc.frameworks.pending import checked_passes, choose_groups
+from qsgd_hpc.frameworks.grouping import checked_passes, choose_groups
 from qsgd_hpc.frameworks.reduction import GradientReduction, checked_reduction
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.ops import Adasum, Average, Max, Op, Sum
@@ -192,7 +192,7 @@ class _Averaging(_Wrapped):
         its = original._reducer
         names = [(name, memo.get(id(p), p)) for p, name in its.names.items()]
         groups = [[memo.get(id(p), p) for p in group] for group in its.groups]
-        passes = its.pending.passes
+        passes = its.passes
         self.begin(names, original._reduction, passes, groups, its.prefix + suffix)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -247,12 +247,12 @@ class _Averaging(_Wrapped):
         Raises:
             UsageError: less than 1, or between ``backward`` and ``step``.
         """
-        self._reducer.pending.set_passes(passes)
+        self._reducer.set_passes(passes)
 
     @property
     def backward_passes_per_step(self) -> int:
         """The number of backward passes per reduction; assigning a number changes it."""
-        return self._reducer.pending.passes
+        return self._reducer.passes
 
     @backward_passes_per_step.setter
     def backward_passes_per_step(self, passes: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -152,14 +152,18 @@ class ParameterGradient:
     """
 
     __slots__ = (
-        "allreduce", "device_index", "latest", "name", "nbytes", "parameter", "sparse_dim",
-        "stream", "version",
+        "allreduce", "device_index", "group", "latest", "name", "nbytes", "parameter", "passes",
+        "sparse_dim", "stream", "version",
     )  # fmt: skip
 
     def __init__(self, parameter: torch.Tensor, name: str) -> None:
         self.parameter = parameter
         self.name = name
         self.nbytes = parameter.nbytes
+        self.passes = 0
+        """Number of backward passes since the last step that have added to the gradient."""
+        self.group: Sequence[ParameterGradient] | None = None
+        """The gradients that are reduced together with this one, which is among them."""
         self.allreduce: GradientAllreduce | None = None
         self.sparse_dim: int | None = None
         """Sparse dimensions of its gradients, 0 if dense; None if no rank has had one so far."""
