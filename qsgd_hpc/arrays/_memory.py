@@ -215,13 +215,6 @@ def _is_numpy(array: Any) -> bool:
     return isinstance(array, np.ndarray)
 
 
-def _as_cupy(array: Any) -> Any:
-    """Return a CuPy array on the current device, copied if the array is elsewhere."""
-    import cupy
-
-    return cupy.asarray(array)
-
-
 def is_floating(dtype: np.dtype[Any]) -> bool:
     """Return whether codes and casts apply to a type."""
     return dtype.kind == "f" or str(dtype) == "bfloat16"
@@ -332,9 +325,9 @@ class CallArrays(Arrays):
             return super().delivered(result, like, into)
         with like.device:
             if into is None:
-                into = _as_cupy(result).astype(like.dtype, copy=False)
+                into = _cupy().asarray(result).astype(like.dtype, copy=False)
             elif result is not into:
-                into[...] = _as_cupy(result)
+                into[...] = _cupy().asarray(result)
         self._free_later(like)
         return into
 
