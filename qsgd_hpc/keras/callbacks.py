@@ -11,7 +11,7 @@ import numpy as np
 from qsgd_hpc import arrays
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.shared_names import is_shared
-from qsgd_hpc.keras._replicas import broadcast_values, name_of, unequal
+from qsgd_hpc.keras._synchronized import broadcast_values, name_of, unequal
 from qsgd_hpc.keras.optimizer import synchronization_of
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
