@@ -8,14 +8,7 @@ from typing import Any
 
 from qsgd_hpc.errors import HorovodInternalError, NonFiniteGradientError, UsageError
 
-__all__ = [
-    "BATCH_BYTES",
-    "batches",
-    "checked_passes",
-    "choose_groups",
-    "partition",
-    "wait_for_all",
-]
+__all__ = ["BATCH_BYTES", "batches", "checked_passes", "choose_groups", "partition", "wait_for_all"]
 
 # Gradients are started once they reach this size together: if each small one were started
 # separately, waking the engine and negotiating would take CPU time from the backward pass. On 4

@@ -29,7 +29,6 @@ __all__ = [
     "is_widened",
     "op_for",
     "reduction_of",
-    "require_compression",
     "require_values",
 ]
 
@@ -79,11 +78,11 @@ def reduction_of(
     for which, factor in zip(("prescale", "postscale"), factors, strict=True):
         if isinstance(factor, float) and not math.isfinite(factor):
             raise UsageError(f"{which}_factor={factor}: choose a finite number")
-    require_compression(compression)
+    _require_compression(compression)
     return Reduction(op, *factors, process_set, compression, name is not None)
 
 
-def require_compression(compression: Any) -> None:
+def _require_compression(compression: Any) -> None:
     """Check the argument of a call or an optimizer.
 
     Raises:
@@ -290,7 +289,7 @@ def _chosen_compression(compression: Any, op: Op = Average) -> Any:
             )
     if compression is None:
         compression = from_environment() or NoneCompressor
-    require_compression(compression)
+    _require_compression(compression)
     return compression
 
 

@@ -15,12 +15,7 @@ from torch._compile import _disable_dynamo
 from qsgd_hpc import env
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import NonFiniteGradientError, UsageError
-from qsgd_hpc.frameworks.grouping import (
-    BATCH_BYTES,
-    checked_passes,
-    partition,
-    wait_for_all,
-)
+from qsgd_hpc.frameworks.grouping import BATCH_BYTES, checked_passes, partition, wait_for_all
 from qsgd_hpc.frameworks.reduction import GradientReduction, gradient_prefix
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.runtime.feedback import Ownership, forget_ownerless
@@ -197,18 +192,17 @@ class GradientReducer(Claim):
                 group = Group(f"{self.prefix}group.{dense[0].name}", len(dense))
             self._handles |= {each: self._start_one(each, group) for each in members}
             return
-        started, batch = {}, {}
+        batch = {}
         for each in members:
             gradient = each.gradient
             allreduce = each.allreduce
             operation = allreduce and allreduce.operation_on(gradient, each.device_index)
             if not allreduce or not operation:  # not prepared yet, or the gradient needs conversion
-                started[each] = self._start_one(each, None)
+                self._handles[each] = self._start_one(each, None)
             else:
                 pointer, device = gradient.data_ptr(), allreduce.device
                 batch[each] = operation, pointer, pointer, gradient, device, each.stream
         handles = basics.context().engine.start_all(list(batch.values()))
-        self._handles |= started
         self._handles.update(zip(batch, handles, strict=True))
 
     def _start_one(self, each: ParameterGradient, group: Group | None) -> Any:
