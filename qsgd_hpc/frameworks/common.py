@@ -26,33 +26,12 @@ from qsgd_hpc.runtime.process_sets import (
 )
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "Max",
-    "Min",
-    "NonFiniteGradientError",
-    "ProcessSet",
-    "Product",
-    "RankFailedError",
-    "Sum",
-    "UsageError",
-    "add_process_set",
-    "ccl_built",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "remove_process_set",
-    "rocm_built",
-    "run",
-]
+    "Adasum", "Average", "HorovodInternalError", "HostsUpdatedInterrupt", "Max", "Min",
+    "NonFiniteGradientError", "ProcessSet", "Product", "RankFailedError", "Sum", "UsageError",
+    "add_process_set", "ccl_built", "cuda_built", "ddl_built", "global_process_set", "gloo_built",
+    "gloo_enabled", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
+    "remove_process_set", "rocm_built", "run",
+]  # fmt: skip
 __all__ += basics.__all__
 __all__ += feedback.__all__
 

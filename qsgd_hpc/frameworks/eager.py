@@ -25,17 +25,10 @@ if TYPE_CHECKING:
     from qsgd_hpc.runtime.process_sets import ProcessSet
 
 __all__ = [
-    "as_rows",
-    "buffer_of",
-    "start_allgather",
-    "start_allgathers",
-    "start_allreduce",
-    "start_allreduces",
-    "start_alltoall",
-    "start_broadcast",
-    "start_reducescatter",
+    "as_rows", "buffer_of", "start_allgather", "start_allgathers", "start_allreduce",
+    "start_allreduces", "start_alltoall", "start_broadcast", "start_reducescatter",
     "start_reducescatters",
-]
+]  # fmt: skip
 
 KNOWN = frozenset({"uint8", "int8", "int16", "int32", "int64"}) | FLOATING
 """Types that the core computes with."""

@@ -19,18 +19,9 @@ from qsgd_hpc.runtime.ops import Adasum, Average, Group, Max, Min, Op, Operation
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set, require_member
 
 __all__ = [
-    "CURVED",
-    "GradientReduction",
-    "Reduction",
-    "checked_reduction",
-    "coding_for",
-    "compressor_of",
-    "gradient_prefix",
-    "is_widened",
-    "op_for",
-    "reduction_of",
-    "require_values",
-]
+    "CURVED", "GradientReduction", "Reduction", "checked_reduction", "coding_for", "compressor_of",
+    "gradient_prefix", "is_widened", "op_for", "reduction_of", "require_values",
+]  # fmt: skip
 
 
 CURVED = (Min, Max, Product)

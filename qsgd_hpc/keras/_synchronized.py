@@ -27,18 +27,10 @@ else:
     Optimizer = object  # at run time, each optimizer's own class is the next base class
 
 __all__ = [
-    "Synchronization",
-    "Synchronized",
-    "SynchronizedFirst",
-    "SynchronizedInStep",
-    "broadcast_values",
-    "name_of",
-    "patch",
-    "patch_keras",
-    "synchronizations",
-    "unequal",
+    "Synchronization", "Synchronized", "SynchronizedFirst", "SynchronizedInStep",
+    "broadcast_values", "name_of", "patch", "patch_keras", "synchronizations", "unequal",
     "value_of",
-]
+]  # fmt: skip
 
 REMEDY = (
     "Either gradients bypass the DistributedOptimizer (a train_step that changes variables by "

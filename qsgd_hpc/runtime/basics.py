@@ -24,23 +24,10 @@ if TYPE_CHECKING:
 
 # What every framework module takes by `from ... import *`.
 __all__ = [
-    "communication_stats",
-    "compression_stats",
-    "cross_rank",
-    "cross_size",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_library_version",
-    "rank",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "step_profile",
-    "stop_timeline",
-]
+    "communication_stats", "compression_stats", "cross_rank", "cross_size", "init",
+    "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_library_version", "rank",
+    "shutdown", "size", "start_timeline", "step_profile", "stop_timeline",
+]  # fmt: skip
 
 # How long this process may run after another rank's death without noticing it; the job must end
 # within 30 s.

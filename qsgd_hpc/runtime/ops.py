@@ -21,35 +21,11 @@ if TYPE_CHECKING:
     from qsgd_hpc._core import OperationFields
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Buffer",
-    "Group",
-    "Handle",
-    "Max",
-    "Min",
-    "Op",
-    "Operation",
-    "Product",
-    "Received",
-    "Sum",
-    "allreduce",
-    "barrier",
-    "broadcast",
-    "buffer_of",
-    "checked_splits",
-    "exchange",
-    "join",
-    "label",
-    "member_names",
-    "operation",
-    "poll",
-    "position_in",
-    "ranks_of",
-    "reduce_array",
-    "run_now",
-    "synchronize",
-]
+    "Adasum", "Average", "Buffer", "Group", "Handle", "Max", "Min", "Op", "Operation", "Product",
+    "Received", "Sum", "allreduce", "barrier", "broadcast", "buffer_of", "checked_splits",
+    "exchange", "join", "label", "member_names", "operation", "poll", "position_in", "ranks_of",
+    "reduce_array", "run_now", "synchronize",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

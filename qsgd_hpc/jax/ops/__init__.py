@@ -44,27 +44,12 @@ from qsgd_hpc.runtime.ops import Handle, Op, barrier, checked_splits, poll, sync
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = [
-    "allgather",
-    "allgather_async",
-    "allreduce",
-    "allreduce_async",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_async",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_async",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "join",
-    "poll",
-    "reducescatter",
-    "reducescatter_async",
+    "allgather", "allgather_async", "allreduce", "allreduce_async", "alltoall", "alltoall_async",
+    "barrier", "broadcast", "broadcast_async", "grouped_allgather", "grouped_allgather_async",
+    "grouped_allreduce", "grouped_allreduce_async", "grouped_reducescatter",
+    "grouped_reducescatter_async", "join", "poll", "reducescatter", "reducescatter_async",
     "synchronize",
-]
+]  # fmt: skip
 
 Make = Callable[..., Collective]
 

@@ -37,23 +37,10 @@ from qsgd_hpc.tensorflow.ops._run import (
 )
 
 __all__ = [
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "join",
-    "local_rank_op",
-    "local_size_op",
-    "process_set_included_op",
-    "rank_op",
-    "reducescatter",
-    "size_op",
-]
+    "allgather", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_", "grouped_allgather",
+    "grouped_allreduce", "grouped_reducescatter", "join", "local_rank_op", "local_size_op",
+    "process_set_included_op", "rank_op", "reducescatter", "size_op",
+]  # fmt: skip
 
 Slices = tf.IndexedSlices
 
