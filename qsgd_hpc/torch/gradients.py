@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class GradientReducer(Claim):
         self._batch_bytes = 0
         self._handles: dict[ParameterGradient, Any] = {}  # of the reductions of this step
         self.prefix = prefix or gradient_prefix(reduction.process_set)
-        self._layouts = _Layouts(f"layouts.{self.prefix}", reduction, self._gradients)
+        self._joins = basics.joins()
         self._job = weakref.ref(basics.context())
         self.fresh = False
         """Whether a backward pass has completed a gradient since ``finish``."""
@@ -254,7 +254,7 @@ class GradientReducer(Claim):
         self.residuals.use()
         self.adopt()
         # While a gradient is being averaged, each rank would change it at another time.
-        changed = [e for e in self._gradients.values() if e.changed and self._is_due(e)]
+        changed = [e for e in self._gradients.values() if e.changed and e.passes == self.passes]
         try:
             nonfinite = self._complete(self._hooked(self._owned()))
             for each in changed:
@@ -273,10 +273,6 @@ class GradientReducer(Claim):
             self._regroup()
         return nonfinite
 
-    def _is_due(self, each: ParameterGradient) -> bool:
-        """Return whether a gradient is complete: its reduction may be in flight."""
-        return each.passes == self.passes
-
     def _complete(self, taking_part: Sequence[ParameterGradient]) -> NonFiniteGradientError | None:
         """Start the reductions that no backward pass has started, then wait for all.
 
@@ -289,7 +285,7 @@ class GradientReducer(Claim):
             The first error about NaN or Inf, equal on every rank, or None.
         """
         if not self._reduction.alone:
-            taking_part = self._layouts.compare(taking_part, self._is_due)
+            taking_part = self._with_layout(taking_part)
         known = set(taking_part)
         if self._batch:
             self._start(self._batch, together=False)
@@ -302,6 +298,37 @@ class GradientReducer(Claim):
                 member.complete()
             self._start(members, together=True)
         return wait_for_all(self._handles.values())
+
+    def _with_layout(self, gradients: Sequence[ParameterGradient]) -> Sequence[ParameterGradient]:
+        """Return those that some rank has had in this or an earlier step; equal on every rank.
+
+        A rank without a gradient for a parameter contributes an empty (sparse) or a zero (dense)
+        one, so it needs the layout from the others. Therefore the ranks compare layouts at the end
+        of each step until every parameter has had a gradient on some rank: usually once. Until
+        then, the parameter is not reduced, and keeps no gradient, as in one process. A rank that
+        has joined misses comparisons, so all ranks start again after a join.
+
+        Args:
+            gradients: those of this step, of equal parameters on every rank.
+        """
+        if self._joins != basics.joins():
+            self._joins = basics.joins()
+            for each in self._gradients.values():
+                each.sparse_dim = None
+        unknown = [each for each in gradients if each.sparse_dim is None]
+        if not unknown:
+            return gradients
+        for each in unknown:
+            if each.passes < self.passes:
+                # The script may have discarded it; a reduction that has started needs every rank.
+                each.latest = each.parameter.grad
+        seen = np.array([_layout(each.latest) for each in unknown], np.int64)
+        # By a sum, to which a joined rank can contribute zeros.
+        name, process_set = f"layouts.{self.prefix}", self._reduction.process_set
+        ops.reduce_array(seen, name, ops.Sum, process_set=process_set, lasting=False)
+        for each, (dense, sparse, dims) in zip(unknown, seen.tolist(), strict=True):
+            each.sparse_dim = dims // sparse if sparse else 0 if dense else None
+        return [each for each in gradients if each.sparse_dim is not None]
 
     @property
     def begun(self) -> bool:
@@ -348,60 +375,6 @@ class GradientReducer(Claim):
 def _called(name: str) -> str:
     """Return a parameter's name for messages; it is a number without ``named_parameters``."""
     return f"parameter {name}, counted from 0," if name.isdecimal() else repr(name)
-
-
-class _Layouts:
-    """The agreement of all ranks on which parameters have sparse gradients.
-
-    A rank without a gradient for a parameter contributes an empty (sparse) or a zero (dense) one,
-    so it needs the layout from the others. Therefore the ranks compare layouts at the end of each
-    step until every parameter has had a gradient on some rank: usually once. Until then, the
-    parameter is not reduced, and keeps no gradient, as in one process. A rank that has joined
-    misses comparisons, so all ranks start again after a join.
-
-    Args:
-        name: name of the comparison, equal on every rank.
-        reduction: reduction of the gradients.
-        known: all gradients of the optimizer, including those that are not compared now.
-    """
-
-    def __init__(
-        self, name: str, reduction: GradientReduction, known: Mapping[int, ParameterGradient]
-    ) -> None:
-        self._name = name
-        self._process_set = reduction.process_set
-        self._known = known
-        self._joins = basics.joins()
-
-    def compare(
-        self,
-        gradients: Sequence[ParameterGradient],
-        is_due: Callable[[ParameterGradient], bool],
-    ) -> Sequence[ParameterGradient]:
-        """Compare the layouts of all ranks; collective, with equal parameters on every rank.
-
-        Args:
-            gradients: the gradients of this step.
-            is_due: whether the reduction of a gradient may have started.
-        Returns:
-            Those that some rank has had in this or an earlier step, equal on every rank.
-        """
-        if self._joins != basics.joins():
-            self._joins = basics.joins()
-            for each in self._known.values():
-                each.sparse_dim = None
-        unknown = [each for each in gradients if each.sparse_dim is None]
-        if not unknown:
-            return gradients
-        for each in unknown:
-            # The script may have discarded it, but its reduction needs every rank.
-            each.latest = each.latest if is_due(each) else each.parameter.grad
-        seen = np.array([_layout(each.latest) for each in unknown], np.int64)
-        # By a sum, to which a joined rank can contribute zeros.
-        ops.reduce_array(seen, self._name, ops.Sum, process_set=self._process_set, lasting=False)
-        for each, (dense, sparse, dims) in zip(unknown, seen.tolist(), strict=True):
-            each.sparse_dim = dims // sparse if sparse else 0 if dense else None
-        return [each for each in gradients if each.sparse_dim is not None]
 
 
 def _layout(gradient: torch.Tensor | None) -> tuple[int, int, int]:
