@@ -45,7 +45,7 @@ def compress_unasked(model: torch.nn.parallel.DistributedDataParallel) -> None:
         return
     reason = _why_not(model)
     if reason is None:
-        from qsgd_hpc.torch.ddp.hook import compress
+        from qsgd_hpc.torch.ddp import compress
 
         try:
             state = compress(model, bits=int(bits), scaler=_scaler())
