@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +49,6 @@ class Adapter(ABC):
     @abstractmethod
     def itemsize(self, readable: Any) -> int:
         """Return the bytes of an element."""
-
-    def shape(self, readable: Any) -> Sequence[int]:
-        """Return the shape."""
-        shape: Sequence[int] = readable.shape
-        return shape
 
     @abstractmethod
     def address(self, readable: Any) -> int:

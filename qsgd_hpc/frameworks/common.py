@@ -15,24 +15,7 @@ from qsgd_hpc.errors import (
 )
 from qsgd_hpc.launch.function import run
 from qsgd_hpc.runtime import basics, feedback, gpu
-from qsgd_hpc.runtime.basics import (
-    communication_stats,
-    compression_stats,
-    cross_rank,
-    cross_size,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_library_version,
-    rank,
-    shutdown,
-    size,
-    start_timeline,
-    step_profile,
-    stop_timeline,
-)
+from qsgd_hpc.runtime.basics import *
 from qsgd_hpc.runtime.feedback import *
 from qsgd_hpc.runtime.ops import Adasum, Average, Max, Min, Product, Sum
 from qsgd_hpc.runtime.process_sets import (
@@ -43,49 +26,13 @@ from qsgd_hpc.runtime.process_sets import (
 )
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "HorovodInternalError",
-    "HostsUpdatedInterrupt",
-    "Max",
-    "Min",
-    "NonFiniteGradientError",
-    "ProcessSet",
-    "Product",
-    "RankFailedError",
-    "Sum",
-    "UsageError",
-    "add_process_set",
-    "ccl_built",
-    "communication_stats",
-    "compression_stats",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_library_version",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "remove_process_set",
-    "rocm_built",
-    "run",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "step_profile",
-    "stop_timeline",
-]
+    "Adasum", "Average", "HorovodInternalError", "HostsUpdatedInterrupt", "Max", "Min",
+    "NonFiniteGradientError", "ProcessSet", "Product", "RankFailedError", "Sum", "UsageError",
+    "add_process_set", "ccl_built", "cuda_built", "ddl_built", "global_process_set", "gloo_built",
+    "gloo_enabled", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built",
+    "remove_process_set", "rocm_built", "run",
+]  # fmt: skip
+__all__ += basics.__all__
 __all__ += feedback.__all__
 
 

@@ -25,17 +25,10 @@ if TYPE_CHECKING:
     from qsgd_hpc.runtime.process_sets import ProcessSet
 
 __all__ = [
-    "as_rows",
-    "buffer_of",
-    "start_allgather",
-    "start_allgathers",
-    "start_allreduce",
-    "start_allreduces",
-    "start_alltoall",
-    "start_broadcast",
-    "start_reducescatter",
+    "as_rows", "buffer_of", "start_allgather", "start_allgathers", "start_allreduce",
+    "start_allreduces", "start_alltoall", "start_broadcast", "start_reducescatter",
     "start_reducescatters",
-]
+]  # fmt: skip
 
 KNOWN = frozenset({"uint8", "int8", "int16", "int32", "int64"}) | FLOATING
 """Types that the core computes with."""
@@ -50,7 +43,7 @@ def buffer_of(adapter: Adapter, readable: Any) -> ops.Buffer:
     Raises:
         UsageError: the core has no arithmetic for this type.
     """
-    given, shape = adapter.dtype(readable), adapter.shape(readable)
+    given, shape = adapter.dtype(readable), readable.shape
     name = "uint8" if given == "bool" else given
     if adapter.reduces_complex and given in _PARTS:
         name, shape = _PARTS[given], (*shape, 2)
@@ -67,7 +60,7 @@ def _moved_buffer_of(adapter: Adapter, readable: Any) -> ops.Buffer:
     given = adapter.dtype(readable)
     if given in KNOWN or (adapter.reduces_complex and given in _PARTS):
         return buffer_of(adapter, readable)
-    size, shape = adapter.itemsize(readable), adapter.shape(readable)
+    size, shape = adapter.itemsize(readable), readable.shape
     name = _SAME_SIZE.get(size)
     shape, dtype = (shape, name) if name else ((*shape, size), "uint8")
     return _buffer(adapter, readable, shape, dtype)
@@ -308,7 +301,7 @@ def start_alltoall(
     return ops.exchange(
         "alltoall",
         _moved_buffer_of(adapter, readable),
-        splits=ops.checked_splits(adapter.shape(readable)[0], splits, process_set),
+        splits=ops.checked_splits(readable.shape[0], splits, process_set),
         name=name,
         process_set=process_set,
         result=_with_rows(adapter, readable, tensor),

@@ -21,10 +21,9 @@ from qsgd_hpc.frameworks.common import *
 from qsgd_hpc.jax import elastic, functions, ops
 from qsgd_hpc.jax.compression import Compression
 from qsgd_hpc.jax.functions import *
-from qsgd_hpc.jax.gradients import allreduce_gradients
 from qsgd_hpc.jax.job import init, shutdown, translated_errors
 from qsgd_hpc.jax.ops import *
-from qsgd_hpc.jax.optimizer import DistributedOptimizer
+from qsgd_hpc.jax.optimizer import DistributedOptimizer, allreduce_gradients
 
 __all__ = ["Compression", "DistributedOptimizer", "allreduce_gradients", "elastic"]
 __all__ += ["init", "shutdown", "translated_errors"]

@@ -9,11 +9,11 @@ import numpy as np
 
 from qsgd_hpc import arrays
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.jax.gradients import path_names
 from qsgd_hpc.jax.ops import broadcast_async
 from qsgd_hpc.jax.ops._arrays import integers_of, kind_of, of_kind
-from qsgd_hpc.runtime.handle import Handle
+from qsgd_hpc.jax.optimizer import path_names
 from qsgd_hpc.runtime.objects import allgather_object, broadcast_object
+from qsgd_hpc.runtime.ops import Handle
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = [

@@ -24,25 +24,15 @@ _at_exit = False
 def init(
     comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None
 ) -> None:
-    """Start the engine. Does nothing if it is already running.
-
-    Args:
-        comm: the ranks of the job: an mpi4py communicator; a list of the
-            launched ranks; or a list of communicators, the first for the job and the others as
-            process sets. Default: all launched ranks.
-        process_sets: sets to register, the same on every rank; or "dynamic", which allows sets to
-            be added and removed later.
-
-    Raises:
-        UsageError: no usable MPI, a QSGD_* variable that is invalid or differs between ranks, or an
-            invalid communicator or process set.
-    """
     global _at_exit
     basics.init(comm, process_sets)
     if not _at_exit:
         # Runs before the exit handler of basics.init: other ranks may need this rank's last step.
         atexit.register(_finish_programs)
         _at_exit = True
+
+
+init.__doc__ = basics.init.__doc__
 
 
 def shutdown() -> None:

@@ -10,9 +10,8 @@ import numpy as np
 
 from qsgd_hpc import arrays
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.frameworks.learning_rate import Schedule, warmup_multiplier
 from qsgd_hpc.frameworks.shared_names import is_shared
-from qsgd_hpc.keras._replicas import broadcast_values, name_of, unequal
+from qsgd_hpc.keras._synchronized import broadcast_values, name_of, unequal
 from qsgd_hpc.keras.optimizer import synchronization_of
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
@@ -198,10 +197,12 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             rate = float(keras.ops.convert_to_numpy(initial_lr))
         except (TypeError, ValueError):
             raise UsageError(f"initial_lr={initial_lr!r}: choose a number above 0") from None
-        constant = None if callable(multiplier) else float(multiplier)
-        function = multiplier if callable(multiplier) else lambda _: constant
-        per_epoch = staircase or constant is not None
-        self._schedule = Schedule(rate, function, start_epoch, end_epoch, per_epoch)  # type: ignore[arg-type]
+        if not rate > 0:
+            raise UsageError(f"initial_lr={rate!r}: choose a number above 0")
+        self._initial_lr = rate
+        self._multiplier = multiplier if callable(multiplier) else float(multiplier)
+        self._start_epoch, self._end_epoch = start_epoch, end_epoch
+        self._staircase = staircase or not callable(multiplier)
         self._momentum_correction = momentum_correction
         self._steps_per_epoch = steps_per_epoch
         self._epoch = 0
@@ -209,13 +210,35 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
     def _steps(self) -> int | None:
         return self._steps_per_epoch or (self.params or {}).get("steps")
 
+    def _rate_for(self, batch: int) -> float | None:
+        """Return the rate to set before a batch, or None to leave it as it is.
+
+        Raises:
+            UsageError: the number of steps of an epoch is unknown, and the rate changes within it.
+        """
+        epoch: float = self._epoch
+        ended = self._end_epoch is not None and epoch >= self._end_epoch
+        if epoch < self._start_epoch or ended or (self._staircase and batch):
+            return None
+        if not self._staircase:
+            steps = self._steps()
+            if not steps:
+                raise UsageError(
+                    "the number of batches per epoch is unknown, and the learning rate changes "
+                    "with each batch: pass steps_per_epoch= to the callback (or to fit), or "
+                    "staircase=True"
+                )
+            epoch += batch / steps
+        factor = self._multiplier(epoch) if callable(self._multiplier) else self._multiplier
+        return self._initial_lr * factor
+
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Record the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Set the rate for this batch."""
-        rate = self._schedule.at(self._epoch, batch, self._steps())
+        rate = self._rate_for(batch)
         if rate is not None:
             _set_rate(self.model.optimizer, rate, self._momentum_correction)
 
@@ -244,9 +267,13 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
+        self._ranks = basics.size()
+        if not warmup_epochs > 0:
+            raise UsageError(f"warmup_epochs={warmup_epochs!r}: choose more than 0")
+        self._warmup_epochs = warmup_epochs
         super().__init__(
             initial_lr,
-            warmup_multiplier(basics.size(), warmup_epochs, lambda: self._steps() or 1),
+            self._share,
             end_epoch=warmup_epochs,
             staircase=False,
             momentum_correction=momentum_correction,
@@ -254,6 +281,14 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         )
         self._last = -(-warmup_epochs // 1) - 1
         self._verbose = verbose
+
+    def _share(self, epoch: float) -> float:
+        """Return the part of the rate to reach: 1/ranks at first, 1 in the warm-up's last batch.
+
+        Source: Goyal et al., Accurate, Large Minibatch SGD, 2017, section 2.2.
+        """
+        done = min(1.0, (epoch + 1 / (self._steps() or 1)) / self._warmup_epochs)
+        return (1 + done * (self._ranks - 1)) / self._ranks
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Log the rate and the end of the warm-up."""

@@ -25,7 +25,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.parts import Part, require_variables
 from qsgd_hpc.frameworks.shared_names import is_shared
 from qsgd_hpc.keras._backend import BACKEND
-from qsgd_hpc.keras._replicas import broadcast_values, value_of
+from qsgd_hpc.keras._synchronized import broadcast_values, value_of
 from qsgd_hpc.keras.callbacks import BatchCounter
 
 __all__ = [

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.frameworks.gradient_reduction import checked_reduction
-from qsgd_hpc.frameworks.pending import checked_passes, choose_groups
+from qsgd_hpc.frameworks.grouping import checked_passes, choose_groups
+from qsgd_hpc.frameworks.reduction import checked_reduction
 from qsgd_hpc.keras._synchronized import (
     Synchronization,
     Synchronized,

@@ -16,18 +16,10 @@ from qsgd_hpc.runtime.ops import Average, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = [
-    "allgather",
-    "allreduce",
-    "allreduce_",
-    "alltoall",
-    "broadcast",
-    "broadcast_",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_reducescatter",
+    "allgather", "allreduce", "allreduce_", "alltoall", "broadcast", "broadcast_",
+    "grouped_allgather", "grouped_allreduce", "grouped_allreduce_", "grouped_reducescatter",
     "reducescatter",
-]
+]  # fmt: skip
 
 
 class _Producer:

@@ -10,8 +10,8 @@ import mxnet as mx
 from qsgd_hpc.arrays._memory import ARRAYS
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.eager import start_allreduce
-from qsgd_hpc.frameworks.gradient_reduction import checked_reduction
-from qsgd_hpc.frameworks.pending import choose_groups, partition
+from qsgd_hpc.frameworks.grouping import choose_groups, partition
+from qsgd_hpc.frameworks.reduction import checked_reduction
 from qsgd_hpc.mxnet.ops import broadcast_, on_host, view_of
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Handle
@@ -72,7 +72,7 @@ class _Gradients:
         handle = start_allreduce(
             ARRAYS,
             view,
-            reduction.of_tensor(),
+            reduction,
             f"{self._prefix}gradient.{number}",
             group,
             coding=reduction.coding(parameter, view.shape, str(view.dtype)),

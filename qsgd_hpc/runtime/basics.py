@@ -22,28 +22,12 @@ from qsgd_hpc.timeline import writing
 if TYPE_CHECKING:
     from qsgd_hpc.runtime.process_sets import ProcessSet
 
+# What every framework module takes by `from ... import *`.
 __all__ = [
-    "Context",
-    "communication_stats",
-    "compression_stats",
-    "context",
-    "cross_rank",
-    "cross_size",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_library_version",
-    "object_numbers",
-    "rank",
-    "restart",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "step_profile",
-    "stop_timeline",
-]
+    "communication_stats", "compression_stats", "cross_rank", "cross_size", "init",
+    "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_library_version", "rank",
+    "shutdown", "size", "start_timeline", "step_profile", "stop_timeline",
+]  # fmt: skip
 
 # How long this process may run after another rank's death without noticing it; the job must end
 # within 30 s.

@@ -15,15 +15,8 @@ from qsgd_hpc import _core, env
 from qsgd_hpc.errors import UsageError
 
 __all__ = [
-    "device_type",
-    "library",
-    "load_fault",
-    "nccl",
-    "nccl_version",
-    "platform",
-    "served",
-    "serves",
-]
+    "device_type", "library", "load_fault", "nccl", "nccl_version", "platform", "served", "serves",
+]  # fmt: skip
 
 TWIN = "twin"
 

@@ -33,17 +33,9 @@ from qsgd_hpc.launch.claims import (
 )
 
 __all__ = [
-    "Layout",
-    "Mpi",
-    "communicators",
-    "core_facts",
-    "finalise",
-    "find_layout",
-    "give_up",
-    "holds_everywhere",
-    "share_node",
-    "start_mpi",
-]
+    "Layout", "Mpi", "communicators", "core_facts", "finalise", "find_layout", "give_up",
+    "holds_everywhere", "share_node", "start_mpi",
+]  # fmt: skip
 
 # In mpi4py's spelling.
 OPEN_MPI_VENDORS = frozenset({"Open MPI", "Spectrum MPI"})

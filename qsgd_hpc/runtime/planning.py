@@ -25,17 +25,8 @@ if TYPE_CHECKING:
     from qsgd_hpc._core import CodecSpec, Machine
 
 __all__ = [
-    "Key",
-    "from_json",
-    "keep",
-    "key_of",
-    "load",
-    "machine",
-    "recall",
-    "save",
-    "store",
-    "to_json",
-]
+    "Key", "from_json", "keep", "key_of", "load", "machine", "recall", "save", "store", "to_json",
+]  # fmt: skip
 
 SCHEMA = 3
 TIMES = ("add_s_per_byte",)

@@ -11,7 +11,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.shared_names import is_shared
 from qsgd_hpc.runtime import objects
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
-from qsgd_hpc.tensorflow.ops._moves import broadcast_all
+from qsgd_hpc.tensorflow.ops import broadcast_all
 from qsgd_hpc.tensorflow.ops._names import name_of, operation_names, unwrapped
 from qsgd_hpc.tensorflow.ops._run import without_autograph
 

@@ -11,14 +11,14 @@ import tensorflow as tf
 
 from qsgd_hpc import env
 from qsgd_hpc.errors import UnsupportedError
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
-from qsgd_hpc.frameworks.pending import BATCH_BYTES, batches, partition
+from qsgd_hpc.frameworks.grouping import BATCH_BYTES, batches, partition
+from qsgd_hpc.frameworks.reduction import GradientReduction, compressor_of
 from qsgd_hpc.frameworks.shared_names import claim_residual
 from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.runtime import ops
 from qsgd_hpc.runtime.ops import Adasum, Sum
+from qsgd_hpc.tensorflow.ops import allreduce
 from qsgd_hpc.tensorflow.ops._names import name_of, operation_names, unwrapped, warn_of_threads
-from qsgd_hpc.tensorflow.ops._reductions import allreduce
 from qsgd_hpc.tensorflow.ops._run import run, without_autograph
 
 __all__ = ["Groups", "LocalSources", "reduce_gradients"]
@@ -160,7 +160,8 @@ class _Dense:
     def of(
         cls, position: int, name: str, gradient: Any, variable: Any, reduction: GradientReduction
     ) -> _Dense:
-        compressed = reduction.compressor.compress(tf.convert_to_tensor(gradient))
+        compressor = compressor_of(reduction.compression)
+        compressed = compressor.compress(tf.convert_to_tensor(gradient))
         return cls(position, name, unwrapped(variable), *compressed)
 
     @property
@@ -219,8 +220,9 @@ def _reduce(
 ) -> list[Any]:
     operations = [member.operation(reduction, group) for member in members]
     reduced = run("qsgd_allreduce", operations, tensors=[member.to_send for member in members])
+    compressor = compressor_of(reduction.compression)
     return [
-        reduction.compressor.decompress(tensor, member.context)
+        compressor.decompress(tensor, member.context)
         for tensor, member in zip(reduced, members, strict=True)
     ]
 

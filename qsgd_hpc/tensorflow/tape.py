@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, checked_reduction
-from qsgd_hpc.frameworks.pending import choose_groups
+from qsgd_hpc.frameworks.grouping import choose_groups
+from qsgd_hpc.frameworks.reduction import GradientReduction, checked_reduction
 from qsgd_hpc.runtime.ops import Average, Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 from qsgd_hpc.tensorflow.gradients import Groups, LocalSources, reduce_gradients

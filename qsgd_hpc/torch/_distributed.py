@@ -21,18 +21,9 @@ from qsgd_hpc.rules import as_rules
 from qsgd_hpc.runtime import gpu
 
 __all__ = [
-    "HOST",
-    "all_gather_single",
-    "by_code",
-    "hook_states",
-    "host_group",
-    "reduce_scatter_single",
-    "say",
-    "serves",
-    "uploaded",
-    "why_on_host",
-    "why_unsupported",
-]
+    "HOST", "all_gather_single", "by_code", "hook_states", "host_group", "reduce_scatter_single",
+    "say", "serves", "uploaded", "why_on_host", "why_unsupported",
+]  # fmt: skip
 
 HOST = torch.device("cpu")
 FEWEST_BITS = 2  # fewest bits of QSGD that the kernels support

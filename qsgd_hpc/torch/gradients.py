@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from torch._compile import _disable_dynamo
 from qsgd_hpc import env
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import NonFiniteGradientError, UsageError
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction, gradient_prefix
-from qsgd_hpc.frameworks.pending import BATCH_BYTES, PendingGradients, partition
+from qsgd_hpc.frameworks.grouping import BATCH_BYTES, checked_passes, partition, wait_for_all
+from qsgd_hpc.frameworks.reduction import GradientReduction, gradient_prefix
 from qsgd_hpc.runtime import basics, ops
 from qsgd_hpc.runtime.feedback import Ownership, forget_ownerless
 from qsgd_hpc.runtime.ops import Group, Handle
@@ -68,9 +69,13 @@ class GradientReducer(Claim):
         self._gradients: dict[int, ParameterGradient] = {}  # of hooked parameters, by their ids
         self._hooks: list[Any] = []
         self.residuals = Ownership()
-        self.pending = PendingGradients(passes=passes, start=self._start)
+        self.passes = checked_passes(passes)
+        """Number of backward passes whose gradients are accumulated before one reduction."""
+        self._batch: list[ParameterGradient] = []  # complete gradients that wait for others
+        self._batch_bytes = 0
+        self._handles: dict[ParameterGradient, Any] = {}  # of the reductions of this step
         self.prefix = prefix or gradient_prefix(reduction.process_set)
-        self._layouts = _Layouts(f"layouts.{self.prefix}", reduction, self._gradients)
+        self._joins = basics.joins()
         self._job = weakref.ref(basics.context())
         self.fresh = False
         """Whether a backward pass has completed a gradient since ``finish``."""
@@ -105,7 +110,8 @@ class GradientReducer(Claim):
         if isinstance(self._reduction.compression, Lossy):
             self.residuals.names.add(self.prefix + name)
         register: Any = parameter.register_post_accumulate_grad_hook
-        self._hooks.append(register(_hook(weakref.ref(self))))
+        # Weak: a parameter must not keep an optimizer alive that the script has dropped.
+        self._hooks.append(register(functools.partial(self.on_gradient, weakref.ref(self))))
 
     def _hooked(self, parameters: Iterable[torch.Tensor]) -> list[ParameterGradient]:
         """Return the state of the parameters that currently require a gradient."""
@@ -113,11 +119,35 @@ class GradientReducer(Claim):
         return [each for each, p in hooked if each is not None and p.requires_grad]
 
     def _regroup(self) -> None:
-        self.pending.set_groups(map(self._hooked, self.groups))
+        """Determine the groups, between steps: within one, ranks would use different groups."""
+        for each in self._gradients.values():
+            each.group = None
+        for group in map(self._hooked, self.groups):
+            for each in group:
+                each.group = group
 
-    def on_gradient(self, parameter: torch.Tensor) -> None:
-        """Handle a gradient that a backward pass has computed."""
-        if self.dropped:
+    def set_passes(self, passes: int) -> None:
+        """Change the number of backward passes per reduction, from the next step on.
+
+        Raises:
+            UsageError: less than 1, or a step is in progress.
+        """
+        checked_passes(passes)
+        if self.begun:
+            raise UsageError(
+                "set_backward_passes_per_step() between backward() and step(); call it after step()"
+            )
+        self.passes = passes
+
+    @staticmethod
+    def on_gradient(reducer: weakref.ref[GradientReducer], parameter: torch.Tensor) -> None:
+        """Handle a gradient that a backward pass has computed: the hook of every parameter.
+
+        Raises:
+            UsageError: more backward passes since the last step than declared.
+        """
+        self = reducer()
+        if self is None or self.dropped:
             return
         self.forget_ended_job()
         self.fresh = True
@@ -125,36 +155,55 @@ class GradientReducer(Claim):
             return
         each = self._gradients[id(parameter)]
         before, gradient = each.latest, each.read()
-        size_bytes = BATCH_BYTES if self._is_sent_sparse(gradient) else each.nbytes
-        # After model.zero_grad(), a gradient is a new tensor without those of earlier passes.
-        self.pending.ready(each, size_bytes, restarted=gradient is not before)
+        # After model.zero_grad(), a gradient is a new tensor without those of earlier passes. After
+        # the last pass, its reduction may have started, so it can no longer be discarded.
+        restarted = gradient is not before and each.passes < self.passes
+        passes = 1 if restarted else each.passes + 1
+        if passes > self.passes:
+            raise UsageError(
+                f"a gradient was computed {passes} times since the last step(), but "
+                f"backward_passes_per_step is {self.passes}; call optimizer.step() (or "
+                "synchronize()) in between, or pass the number of passes to DistributedOptimizer. "
+                "If backward() was called once, a layer is used more than once under "
+                "torch.utils.checkpoint: pass use_reentrant=False to checkpoint()"
+            )
+        each.passes = passes
+        if passes < self.passes:
+            return
+        if each.group is None:
+            self._batch.append(each)
+            self._batch_bytes += BATCH_BYTES if self._is_sent_sparse(gradient) else each.nbytes
+            if self._batch_bytes >= BATCH_BYTES:
+                self._start(self._batch, together=False)
+                self._batch.clear()
+                self._batch_bytes = 0
+        elif all(member.passes == self.passes for member in each.group):
+            self._start(each.group, together=True)
 
     def _is_sent_sparse(self, gradient: torch.Tensor) -> bool:
         return gradient.is_sparse and not self._reduction.sparse_as_dense
 
-    def _start(
-        self, members: Sequence[ParameterGradient], together: bool
-    ) -> dict[ParameterGradient, Any]:
+    def _start(self, members: Sequence[ParameterGradient], *, together: bool) -> None:
         """Start reducing gradients, as a group or separately."""
         if together and len(members) > 1:
             dense = [each for each in members if not self._is_sent_sparse(each.gradient)]
             group = None
             if len(dense) > 1:
                 group = Group(f"{self.prefix}group.{dense[0].name}", len(dense))
-            return {each: self._start_one(each, group) for each in members}
-        started, batch = {}, {}
+            self._handles |= {each: self._start_one(each, group) for each in members}
+            return
+        batch = {}
         for each in members:
             gradient = each.gradient
             allreduce = each.allreduce
             operation = allreduce and allreduce.operation_on(gradient, each.device_index)
             if not allreduce or not operation:  # not prepared yet, or the gradient needs conversion
-                started[each] = self._start_one(each, None)
+                self._handles[each] = self._start_one(each, None)
             else:
                 pointer, device = gradient.data_ptr(), allreduce.device
                 batch[each] = operation, pointer, pointer, gradient, device, each.stream
         handles = basics.context().engine.start_all(list(batch.values()))
-        started.update(zip(batch, handles, strict=True))
-        return started
+        self._handles.update(zip(batch, handles, strict=True))
 
     def _start_one(self, each: ParameterGradient, group: Group | None) -> Any:
         gradient = each.gradient
@@ -205,7 +254,7 @@ class GradientReducer(Claim):
         self.residuals.use()
         self.adopt()
         # While a gradient is being averaged, each rank would change it at another time.
-        changed = [e for e in self._gradients.values() if e.changed and self.pending.is_due(e)]
+        changed = [e for e in self._gradients.values() if e.changed and e.passes == self.passes]
         try:
             nonfinite = self._complete(self._hooked(self._owned()))
             for each in changed:
@@ -225,14 +274,69 @@ class GradientReducer(Claim):
         return nonfinite
 
     def _complete(self, taking_part: Sequence[ParameterGradient]) -> NonFiniteGradientError | None:
+        """Start the reductions that no backward pass has started, then wait for all.
+
+        Other ranks may have gradients that this rank lacks, as of an unused branch of the model, so
+        it takes part in their reductions, with zeros.
+
+        Args:
+            taking_part: in an order that is equal on every rank.
+        Returns:
+            The first error about NaN or Inf, equal on every rank, or None.
+        """
         if not self._reduction.alone:
-            taking_part = self._layouts.compare(taking_part, self.pending.is_due)
-        return self.pending.finish(taking_part, ParameterGradient.complete)
+            taking_part = self._with_layout(taking_part)
+        known = set(taking_part)
+        if self._batch:
+            self._start(self._batch, together=False)
+        for each in taking_part:
+            if each in self._handles:
+                continue
+            group = each.group or (each,)
+            members = [e for e in group if e in known and e not in self._handles]
+            for member in members:
+                member.complete()
+            self._start(members, together=True)
+        return wait_for_all(self._handles.values())
+
+    def _with_layout(self, gradients: Sequence[ParameterGradient]) -> Sequence[ParameterGradient]:
+        """Return those that some rank has had in this or an earlier step; equal on every rank.
+
+        A rank without a gradient for a parameter contributes an empty (sparse) or a zero (dense)
+        one, so it needs the layout from the others. Therefore the ranks compare layouts at the end
+        of each step until every parameter has had a gradient on some rank: usually once. Until
+        then, the parameter is not reduced, and keeps no gradient, as in one process. A rank that
+        has joined misses comparisons, so all ranks start again after a join.
+
+        Args:
+            gradients: those of this step, of equal parameters on every rank.
+        """
+        if self._joins != basics.joins():
+            self._joins = basics.joins()
+            for each in self._gradients.values():
+                each.sparse_dim = None
+        unknown = [each for each in gradients if each.sparse_dim is None]
+        if not unknown:
+            return gradients
+        for each in unknown:
+            if each.passes < self.passes:
+                # The script may have discarded it; a reduction that has started needs every rank.
+                each.latest = each.parameter.grad
+        seen = np.array([_layout(each.latest) for each in unknown], np.int64)
+        # By a sum, to which a joined rank can contribute zeros.
+        name, process_set = f"layouts.{self.prefix}", self._reduction.process_set
+        ops.reduce_array(seen, name, ops.Sum, process_set=process_set, lasting=False)
+        for each, (dense, sparse, dims) in zip(unknown, seen.tolist(), strict=True):
+            each.sparse_dim = dims // sparse if sparse else 0 if dense else None
+        return [each for each in gradients if each.sparse_dim is not None]
 
     @property
     def begun(self) -> bool:
-        """Whether gradients of a step have been counted, or their reductions started."""
-        return self.pending.begun
+        """Whether a backward pass has completed a gradient since the last step.
+
+        Unlike ``busy``, equal on all ranks that have a gradient.
+        """
+        return any(each.passes for each in self._gradients.values())
 
     def complete_pending(self) -> None:
         """Reduce the gradients of a step that has begun, before another optimizer uses them."""
@@ -245,9 +349,12 @@ class GradientReducer(Claim):
 
     def discard(self) -> None:
         """Discard the gradients of a step that has ended or is cancelled."""
-        self.pending.forget()
+        self._handles.clear()
+        self._batch.clear()
+        self._batch_bytes = 0
         for each in self._gradients.values():
             each.latest = None
+            each.passes = 0
         self.fresh = False
 
     def forget_ended_job(self) -> None:
@@ -260,78 +367,14 @@ class GradientReducer(Claim):
 
     @property
     def busy(self) -> bool:
-        """Whether gradients are being reduced."""
+        """Whether a gradient is ready or in flight and has not been waited for."""
         self.forget_ended_job()
-        return self.pending.any
+        return bool(self._handles or self._batch)
 
 
 def _called(name: str) -> str:
     """Return a parameter's name for messages; it is a number without ``named_parameters``."""
     return f"parameter {name}, counted from 0," if name.isdecimal() else repr(name)
-
-
-def _hook(reducer: weakref.ref[GradientReducer]) -> Any:
-    # Weak: a parameter must not keep an optimizer alive that the script has dropped.
-    def on_gradient(parameter: torch.Tensor) -> None:
-        alive = reducer()
-        if alive is not None:
-            alive.on_gradient(parameter)
-
-    return on_gradient
-
-
-class _Layouts:
-    """The agreement of all ranks on which parameters have sparse gradients.
-
-    A rank without a gradient for a parameter contributes an empty (sparse) or a zero (dense) one,
-    so it needs the layout from the others. Therefore the ranks compare layouts at the end of each
-    step until every parameter has had a gradient on some rank: usually once. Until then, the
-    parameter is not reduced, and keeps no gradient, as in one process. A rank that has joined
-    misses comparisons, so all ranks start again after a join.
-
-    Args:
-        name: name of the comparison, equal on every rank.
-        reduction: reduction of the gradients.
-        known: all gradients of the optimizer, including those that are not compared now.
-    """
-
-    def __init__(
-        self, name: str, reduction: GradientReduction, known: Mapping[int, ParameterGradient]
-    ) -> None:
-        self._name = name
-        self._process_set = reduction.process_set
-        self._known = known
-        self._joins = basics.joins()
-
-    def compare(
-        self,
-        gradients: Sequence[ParameterGradient],
-        is_due: Callable[[ParameterGradient], bool],
-    ) -> Sequence[ParameterGradient]:
-        """Compare the layouts of all ranks; collective, with equal parameters on every rank.
-
-        Args:
-            gradients: the gradients of this step.
-            is_due: whether the reduction of a gradient may have started.
-        Returns:
-            Those that some rank has had in this or an earlier step, equal on every rank.
-        """
-        if self._joins != basics.joins():
-            self._joins = basics.joins()
-            for each in self._known.values():
-                each.sparse_dim = None
-        unknown = [each for each in gradients if each.sparse_dim is None]
-        if not unknown:
-            return gradients
-        for each in unknown:
-            # The script may have discarded it, but its reduction needs every rank.
-            each.latest = each.latest if is_due(each) else each.parameter.grad
-        seen = np.array([_layout(each.latest) for each in unknown], np.int64)
-        # By a sum, to which a joined rank can contribute zeros.
-        ops.reduce_array(seen, self._name, ops.Sum, process_set=self._process_set, lasting=False)
-        for each, (dense, sparse, dims) in zip(unknown, seen.tolist(), strict=True):
-            each.sparse_dim = dims // sparse if sparse else 0 if dense else None
-        return [each for each in gradients if each.sparse_dim is not None]
 
 
 def _layout(gradient: torch.Tensor | None) -> tuple[int, int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 
 from qsgd_hpc.frameworks.compressors import NoneCompressor
 from qsgd_hpc.frameworks.eager import start_allreduce
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.frameworks.reduction import GradientReduction, compressor_of
 from qsgd_hpc.frameworks.step_mark import mark_name, marks_steps, smallest
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.ops import Group, Handle, Operation, Sum
@@ -53,7 +53,9 @@ class GradientAllreduce:
         self._reduction = reduction
         if dtype.is_complex:  # sent as pairs of floats, uncompressed
             self._reduction = replace(reduction, compression=NoneCompressor)
-        self._in_place = reduction.compressor is NoneCompressor and not dtype.is_complex
+        self._in_place = (
+            compressor_of(reduction.compression) is NoneCompressor and not dtype.is_complex
+        )
         self.device = -1
         """The device whose gradients are reduced without a copy; -1: the host."""
         self._device_index: int | None = None
@@ -124,7 +126,7 @@ class GradientAllreduce:
         return start_allreduce(
             TENSORS,
             torch.view_as_real(gradient) if gradient.is_complex() else gradient,
-            self._reduction.of_tensor(),
+            self._reduction,
             self._name,
             group,
             coding=self.coding,
@@ -150,14 +152,18 @@ class ParameterGradient:
     """
 
     __slots__ = (
-        "allreduce", "device_index", "latest", "name", "nbytes", "parameter", "sparse_dim",
-        "stream", "version",
+        "allreduce", "device_index", "group", "latest", "name", "nbytes", "parameter", "passes",
+        "sparse_dim", "stream", "version",
     )  # fmt: skip
 
     def __init__(self, parameter: torch.Tensor, name: str) -> None:
         self.parameter = parameter
         self.name = name
         self.nbytes = parameter.nbytes
+        self.passes = 0
+        """Number of backward passes since the last step that have added to the gradient."""
+        self.group: Sequence[ParameterGradient] | None = None
+        """The gradients that are reduced together with this one, which is among them."""
         self.allreduce: GradientAllreduce | None = None
         self.sparse_dim: int | None = None
         """Sparse dimensions of its gradients, 0 if dense; None if no rank has had one so far."""

@@ -45,7 +45,7 @@ def compress_unasked(model: torch.nn.parallel.DistributedDataParallel) -> None:
         return
     reason = _why_not(model)
     if reason is None:
-        from qsgd_hpc.torch.ddp.hook import compress
+        from qsgd_hpc.torch.ddp import compress
 
         try:
             state = compress(model, bits=int(bits), scaler=_scaler())
@@ -84,8 +84,8 @@ def quantize_unasked(module: Any) -> None:
 
 
 def _quantize(module: Any) -> None:
+    from qsgd_hpc.torch.fsdp import is_quantized, quantize_fsdp
     from qsgd_hpc.torch.fsdp.layout import sharded_modules
-    from qsgd_hpc.torch.fsdp.quantize import is_quantized, quantize_fsdp
 
     if any(map(is_quantized, sharded_modules(module).values())):
         return

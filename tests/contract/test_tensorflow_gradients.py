@@ -13,7 +13,7 @@ pytestmark = pytest.mark.full
 tf = pytest.importorskip("tensorflow")
 
 import qsgd_hpc.tensorflow as hvd  # noqa: E402
-from qsgd_hpc.frameworks.pending import BATCH_BYTES  # noqa: E402
+from qsgd_hpc.frameworks.grouping import BATCH_BYTES  # noqa: E402
 from qsgd_hpc.tensorflow.ops._run import operations_of  # noqa: E402
 
 

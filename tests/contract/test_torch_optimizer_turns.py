@@ -12,7 +12,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import qsgd_hpc.torch as hvd
-from qsgd_hpc.frameworks.pending import BATCH_BYTES
+from qsgd_hpc.frameworks.grouping import BATCH_BYTES
+from qsgd_hpc.frameworks.reduction import GradientReduction
+from qsgd_hpc.torch.gradients import GradientReducer
 from tests.contract.training import linear, loss_of, needs_ranks, replicas_are_identical
 
 pytestmark = pytest.mark.usefixtures("torch_job")
@@ -28,6 +30,58 @@ def moved(parameter, optimizer):
     before = parameter.detach().clone()
     optimizer.step()
     return before - parameter.detach()
+
+
+@pytest.fixture
+def starts(monkeypatch):
+    """Names of parameters in the order in which their reductions start."""
+    monkeypatch.setattr(GradientReduction, "alone", False)  # one rank reduces, too
+    order, own = [], GradientReducer._start
+
+    def start(self, members, *, together):
+        assert not together or len(members) == 1
+        order.extend(each.name for each in members)
+        own(self, members, together=together)
+
+    monkeypatch.setattr(GradientReducer, "_start", start)
+    return order
+
+
+def test_small_gradients_wait_for_company_and_start_in_order(starts):
+    parameters = [nn.Parameter(torch.zeros(n)) for n in (3, 5, LARGE)]
+    optimizer = wrapped(parameters)
+    parameters[0].sum().backward()
+    parameters[1].sum().backward()
+    assert starts == []
+    assert optimizer._reducer.busy
+    parameters[2].sum().backward()
+    assert starts == ["0", "1", "2"]
+    optimizer.step()
+    assert not optimizer._reducer.busy
+
+
+def test_a_step_starts_what_no_backward_pass_has_started(starts):
+    parameters = [nn.Parameter(torch.zeros(n)) for n in (3, 5)]
+    optimizer = wrapped(parameters)
+    sum(p.sum() for p in parameters).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    starts.clear()
+    parameters[1].sum().backward()
+    assert starts == []
+    assert torch.equal(moved(parameters[0], optimizer), torch.zeros(3))
+    assert starts == ["1", "0"]
+
+
+def test_a_discarded_step_leaves_nothing_for_the_next(starts):
+    parameters = [nn.Parameter(torch.zeros(n)) for n in (3, LARGE)]
+    optimizer = wrapped(parameters)
+    parameters[0].sum().backward()
+    optimizer._reducer.discard()
+    assert not optimizer._reducer.busy
+    parameters[1].sum().backward()
+    assert starts == ["1"]
+    optimizer.step()
 
 
 TURNS = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from qsgd_hpc.frameworks.step_log import COUNTERS, StepLog, Waits, breakdown, mean_over_ranks
+from qsgd_hpc.frameworks.meter import COUNTERS, StepLog, Waits, breakdown, mean_over_ranks
 from tests.processes import without_settings
 
 # One process for all of them: MPI starts once in a process, and not in that of the tests.

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import qsgd_hpc.keras as hvd
-from qsgd_hpc.frameworks.learning_rate import Schedule
 from qsgd_hpc.runtime import stopping
 from tests.keras.training import (
     BATCH,
@@ -109,10 +108,10 @@ def test_schedules_of_several_epochs_follow_each_other():
 
 
 def test_a_rate_that_changes_within_unknown_epochs_is_answered_with_the_remedy():
-    schedule = Schedule(0.1, lambda epoch: epoch, staircase=False)
-    assert schedule.at(1, 2, 4) == pytest.approx(0.15)
+    callback = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: epoch, staircase=False)
+    callback.on_epoch_begin(1)
     with pytest.raises(ValueError, match="steps_per_epoch"):
-        schedule.at(1, 2, None)
+        callback.on_train_batch_begin(2)
 
 
 def test_the_rate_to_multiply_does_not_follow_the_optimizers_variable():

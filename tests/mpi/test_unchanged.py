@@ -526,7 +526,7 @@ SHARDED_ENTRIES = (
     """
 import torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-from qsgd_hpc.torch.fsdp.quantize import is_quantized
+from qsgd_hpc.torch.fsdp import is_quantized
 
 class Net(torch.nn.Sequential):
     def score(self, x):

@@ -14,8 +14,7 @@ import pytest
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime import autotune, planning
-from qsgd_hpc.runtime.autotune import Tuner
-from qsgd_hpc.runtime.tune_search import MIB, Search, Settings, Space, require_optuna
+from qsgd_hpc.runtime.autotune import MIB, Search, Settings, Space, Tuner, require_optuna
 from tests.engine.ranks import on_ranks
 
 SPACE = Space(algorithms=("auto", "ring", "direct"), bits=(2, 4, 8))

@@ -23,16 +23,9 @@ from qsgd_hpc.runtime.ops import Handle
 from qsgd_hpc.runtime.process_sets import ProcessSet, require_member
 
 __all__ = [
-    "TANGENT",
-    "Collective",
-    "Shape",
-    "blocks_programs",
-    "first",
-    "is_traced",
-    "named",
-    "refuse_traced",
-    "run",
-]
+    "TANGENT", "Collective", "Shape", "blocks_programs", "first", "is_traced", "named",
+    "refuse_traced", "run",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 Arrays = Sequence[Any]

@@ -12,7 +12,7 @@ import keras
 
 from qsgd_hpc.elastic import run
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.frameworks.reduction import GradientReduction
 
 __all__ = ["BACKEND", "Backend", "Reducer", "distinct_paths"]
 

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.frameworks.reduction import GradientReduction
 from qsgd_hpc.frameworks.shared_names import claim_residual
 from qsgd_hpc.jax.compression import Compression
 from qsgd_hpc.jax.elastic import run
-from qsgd_hpc.jax.gradients import reduce_tree
 from qsgd_hpc.jax.ops import allreduce
+from qsgd_hpc.jax.optimizer import reduce_tree
 from qsgd_hpc.keras._backend import Backend, Reducer, distinct_paths
 from qsgd_hpc.runtime.ops import Min
 

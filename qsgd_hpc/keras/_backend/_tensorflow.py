@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
+from qsgd_hpc.frameworks.reduction import GradientReduction
 from qsgd_hpc.keras._backend import Backend, Reducer
 from qsgd_hpc.runtime.ops import Min
 from qsgd_hpc.tensorflow.compression import Compression

@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch._compile import _disable_dynamo
 
-from qsgd_hpc.frameworks.gradient_reduction import GradientReduction
-from qsgd_hpc.frameworks.pending import partition, wait_for_all
+from qsgd_hpc.frameworks.grouping import partition, wait_for_all
+from qsgd_hpc.frameworks.reduction import GradientReduction
 from qsgd_hpc.frameworks.shared_names import claim_residual
 from qsgd_hpc.keras._backend import Backend, F, Reducer, distinct_paths
 from qsgd_hpc.runtime import basics, ops

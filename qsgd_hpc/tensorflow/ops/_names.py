@@ -15,16 +15,9 @@ import tensorflow as tf
 from qsgd_hpc.runtime import basics, ops
 
 __all__ = [
-    "derived_name",
-    "distinct_in_graph",
-    "full_name",
-    "name_of",
-    "names_and_group",
-    "numbered",
-    "operation_names",
-    "unwrapped",
-    "warn_of_threads",
-]
+    "derived_name", "distinct_in_graph", "full_name", "name_of", "names_and_group", "numbered",
+    "operation_names", "unwrapped", "warn_of_threads",
+]  # fmt: skip
 
 # Number of requests for each name. Counted per graph, not per process: a rank that traces a
 # function more often than others, for a last batch of another shape, must get the same names.

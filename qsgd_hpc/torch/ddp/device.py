@@ -15,9 +15,8 @@ import torch.distributed as dist
 from qsgd_hpc import _core
 from qsgd_hpc.compression import Lossy
 from qsgd_hpc.torch._distributed import all_gather_single, by_code, uploaded
-from qsgd_hpc.torch.ddp.memory import Memory, Slot
-from qsgd_hpc.torch.ddp.pipeline import future_for
-from qsgd_hpc.torch.ddp.plan import Place, bucket_tensor, gradients_of
+from qsgd_hpc.torch.ddp.host import future_for
+from qsgd_hpc.torch.ddp.memory import Memory, Place, Slot, bucket_tensor, gradients_of
 from qsgd_hpc.torch.ops._tensors import name_of
 
 __all__ = ["DevicePlan", "Queue"]

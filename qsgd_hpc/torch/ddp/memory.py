@@ -1,10 +1,10 @@
-"""State of the hook for each parameter: name, number of steps, and residuals."""
+"""State of the hook for each parameter: name, steps, residuals, and its place in a bucket."""
 
 from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,13 @@ import torch
 
 from qsgd_hpc import _core
 from qsgd_hpc._core import Coding
+from qsgd_hpc.compression import Lossy
 from qsgd_hpc.errors import UsageError
+from qsgd_hpc.torch._distributed import HOST
+from qsgd_hpc.torch.ops._tensors import name_of
 from qsgd_hpc.torch.parameters import plain_name
 
-__all__ = ["Memory", "Slot", "Unused"]
+__all__ = ["Memory", "Place", "Slot", "Unused", "bucket_tensor", "gradients_of"]
 
 Saved = dict[str, dict[str, Any]]
 _RESIDUALS = ("residual", "owner_residual", "owed")
@@ -186,6 +189,45 @@ class Memory:
             )
         state = {name: saved for name, saved in state.items() if not known or name in known}
         self._saved = {name: _copied(saved) for name, saved in state.items()}
+
+
+@dataclass(frozen=True)
+class Place:
+    """The position of this rank in the group, and the coding resources."""
+
+    rank: int
+    size: int
+    seed: int
+    workers: _core.Workers
+
+
+def gradients_of(
+    parameters: Sequence[torch.Tensor],
+    dtype: torch.dtype,
+    compression: Lossy | None,
+    memory: Memory,
+    place: Place,
+    device: torch.device = HOST,
+) -> Iterator[tuple[Slot, int, int, Coding | None]]:
+    """Yield the slot, first element, size and coding of each gradient; allocates residuals."""
+    at = 0
+    for parameter in parameters:
+        slot, count = memory.slot(parameter), parameter.numel()
+        coding = None
+        if compression is not None:
+            coding = compression.coding_for_gradient(slot.name, parameter.shape, name_of(dtype))
+        memory.allocate(slot, count, coding, rank=place.rank, size=place.size, device=device)
+        yield slot, at, count, coding
+        at += count
+
+
+def bucket_tensor(slot: Slot, at: int, count: int, coding: Coding | None) -> _core.BucketTensor:
+    """Return the core's description of a gradient that begins at element ``at`` of the bucket."""
+    spec, residuals = None if coding is None else coding.spec, {}
+    if spec is not None and slot.residual is not None and slot.owner_residual is not None:
+        residuals["residual"] = slot.residual.data_ptr()
+        residuals["owner_residual"] = slot.owner_residual.data_ptr()
+    return _core.BucketTensor(at=at, count=count, id=slot.id, spec=spec, **residuals)
 
 
 def _copied(saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,9 +18,8 @@ from qsgd_hpc.rules import AUTO_BITS, PLAIN_BITS, Rule
 from qsgd_hpc.torch._distributed import host_group, say, serves, why_on_host, why_unsupported
 from qsgd_hpc.torch.amp import report_skipped_steps
 from qsgd_hpc.torch.ddp.device import DevicePlan, Queue
-from qsgd_hpc.torch.ddp.memory import Memory, Unused
-from qsgd_hpc.torch.ddp.pipeline import Pipeline, future_for, staged
-from qsgd_hpc.torch.ddp.plan import Place, Plan
+from qsgd_hpc.torch.ddp.host import Pipeline, Plan, future_for, staged
+from qsgd_hpc.torch.ddp.memory import Memory, Place, Unused
 
 __all__ = ["QSGDState"]
 

@@ -25,16 +25,9 @@ from qsgd_hpc.torch.ops._tensors import name_of
 from qsgd_hpc.torch.parameters import plain_name
 
 __all__ = [
-    "Part",
-    "Piece",
-    "before_first_gathering",
-    "data_parallel_rank",
-    "message_bytes",
-    "param_groups",
-    "parts_of",
-    "pieces_of",
-    "sharded_modules",
-]
+    "Part", "Piece", "before_first_gathering", "data_parallel_rank", "message_bytes",
+    "param_groups", "parts_of", "pieces_of", "sharded_modules",
+]  # fmt: skip
 
 HEADER_BYTES = 32
 ALIGNED_BYTES = 64

@@ -24,17 +24,9 @@ from qsgd_hpc.runtime.process_sets import ProcessSet
 from qsgd_hpc.torch.ops._tensors import TENSORS
 
 __all__ = [
-    "Allgather",
-    "Allreduce",
-    "Alltoall",
-    "Broadcast",
-    "Collective",
-    "Reducescatter",
-    "Splits",
-    "Tensors",
-    "run",
-    "run_scaled",
-]
+    "Allgather", "Allreduce", "Alltoall", "Broadcast", "Collective", "Reducescatter", "Splits",
+    "Tensors", "run", "run_scaled",
+]  # fmt: skip
 
 Tensors = Sequence[torch.Tensor]
 Splits = Sequence[int] | torch.Tensor | None

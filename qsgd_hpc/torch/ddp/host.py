@@ -1,4 +1,6 @@
-"""Exchange of buckets on separate threads, so that the backward pass continues.
+"""Averages of buckets in host memory, on separate threads, so that the backward pass continues.
+
+A bucket's plan is computed when its parameters are first seen, then reused.
 
 Three threads process the buckets in order: encode and start the scatter; wait for it, sum
 and start the gather; wait for it and decode. Only one thread codes at a time. Both
@@ -16,23 +18,107 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from qsgd_hpc import _core
+from qsgd_hpc.compression import Lossy
 from qsgd_hpc.torch._distributed import HOST
-from qsgd_hpc.torch.ddp.plan import Plan, Wave
+from qsgd_hpc.torch.ddp.memory import Memory, Place, bucket_tensor, gradients_of
+from qsgd_hpc.torch.ops._tensors import name_of
 
-__all__ = ["Pipeline", "future_for", "staged"]
+__all__ = ["Pipeline", "Plan", "future_for", "staged"]
 
 EXIT_S = 5.0
 # Tags of messages: two kinds, and a number that is reused long after its message has arrived.
 TAG = 0x51000000
 TAGS = 1 << 16
 _tags_of: weakref.WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = weakref.WeakKeyDictionary()
+# Elements of a message: one is coded while another is in flight.
+WAVE_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Memory of one exchange, uint8, and its parts for and from other ranks."""
+
+    index: int
+    sent: torch.Tensor
+    received: torch.Tensor
+    result: torch.Tensor
+    results: torch.Tensor
+    stride: int
+    to: dict[int, torch.Tensor]
+    """By rank: views of ``sent``, none of them empty."""
+    of: dict[int, torch.Tensor]
+    """By rank: views of ``received``."""
+    results_of: dict[int, torch.Tensor]
+    """By rank: views of ``results``."""
+
+
+class Plan:
+    """A bucket's coder with its slots and messages; parameters are contiguous in the bucket.
+
+    Args:
+        compression: None sends all gradients uncompressed.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        bucket: torch.Tensor,
+        compression: Lossy | None,
+        memory: Memory,
+        place: Place,
+    ) -> None:
+        gradients = list(gradients_of(parameters, bucket.dtype, compression, memory, place))
+        self.coder = _core.BucketCoder(
+            [bucket_tensor(*gradient) for gradient in gradients],
+            dtype=name_of(bucket.dtype),
+            seed=place.seed,
+            rank=place.rank,
+            size=place.size,
+            limit=WAVE_ELEMENTS,
+            workers=place.workers,
+        )
+        self.pinned: dict[torch.Size, Any] = {}
+        self._slots = [slot for slot, *_ in gradients]
+        self.waves = [_wave(self.coder, index, place) for index in range(self.coder.waves)]
+
+    def begin(self, bucket: torch.Tensor) -> None:
+        """Use the bucket's memory, which must be on the host; counts a step."""
+        self.coder.begin(bucket.data_ptr(), [slot.steps for slot in self._slots])
+        for slot in self._slots:
+            slot.steps += 1
+
+
+def _wave(coder: _core.BucketCoder, index: int, place: Place) -> Wave:
+    sizes = [coder.bytes(index, owner) for owner in range(place.size)]
+    others = [rank for rank in range(place.size) if rank != place.rank]
+    own, stride = sizes[place.rank], max(sizes)
+    sent = torch.zeros(sum(sizes) - own, dtype=torch.uint8, device=HOST)
+    received = torch.zeros(own * len(others), dtype=torch.uint8, device=HOST)
+    results = torch.zeros(stride * place.size, dtype=torch.uint8, device=HOST)
+    return Wave(
+        index,
+        sent,
+        received,
+        results[place.rank * stride :][:own],
+        results,
+        stride,
+        to=_parts(others, sent, [sizes[rank] for rank in others]),
+        of=_parts(others, received, [own for _ in others]),
+        results_of={r: results[r * stride :][: sizes[r]] for r in others if sizes[r] > 0},
+    )
+
+
+def _parts(ranks: Sequence[int], memory: torch.Tensor, sizes: list[int]) -> dict[int, torch.Tensor]:
+    parts = zip(ranks, torch.split(memory, sizes), sizes, strict=True)  # type: ignore[no-untyped-call]
+    return {rank: part for rank, part, size in parts if size > 0}
 
 
 def future_for(bucket: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
