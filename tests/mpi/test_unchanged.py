@@ -511,6 +511,30 @@ def test_models_of_a_group_without_rank_0_are_told(run_ranks, tmp_path: Path) ->
     assert coded.startswith("qsgd-hpc: rank 1: DDP sends gradients in 4 bits"), told
 
 
+# Rank 1 trains with rank 0, then with rank 2.
+GROUPS = (
+    """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+for pair in [dist.new_group([0, 1]), dist.new_group([1, 2])]:
+    if dist.get_rank(pair) >= 0:
+        DDP(torch.nn.Linear(64, 64), process_group=pair)(torch.randn(4, 64)).sum().backward()
+"""
+    + END
+)
+
+
+@pytest.mark.one_mpi
+def test_groups_that_send_alike_are_told_once(run_ranks, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(GROUPS)
+    done = run_ranks(3, "--bits", "4", str(path))
+    assert done.returncode == 0, done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("qsgd-hpc:")]
+    assert told.startswith("qsgd-hpc: DDP sends gradients in 4 bits"), told
+
+
 def test_bits_compress_whatever_order_a_script_wraps_its_models_in(run_ranks, tmp_path):
     path = tmp_path / "train.py"
     path.write_text(WRAPPED)
