@@ -6,6 +6,7 @@ Gradients of DDP and shards of FSDP2 are coded on their device, and sent by thei
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -28,6 +29,9 @@ __all__ = [
 HOST = torch.device("cpu")
 FEWEST_BITS = 2  # fewest bits of QSGD that the kernels support
 MOST_ROTATED = 512  # largest bucket of EDEN, in elements
+
+_said: Counter[str] = Counter()
+"""Number of times that this rank has said a text for a process group."""
 
 T = TypeVar("T")
 
@@ -74,11 +78,24 @@ def hook_states(model: Any) -> list[Any]:
 
 
 def say(text: str, group: Any = None) -> None:
-    """Print a line for the user, only on the first rank of a process group; None: of all ranks."""
-    if dist.get_rank(group) == 0:
+    """Print a line for the user, only on the first rank of a process group; None: of all ranks.
+
+    If several groups say the same, as those of a mesh do, only the earliest of them prints it.
+    """
+    if dist.get_rank(group) == 0 and (group in (None, dist.group.WORLD) or _is_earliest(text)):
         rank = dist.get_rank()
         sys.stderr.write(f"qsgd-hpc: {f'rank {rank}: ' if rank else ''}{text}\n")
         sys.stderr.flush()
+
+
+def _is_earliest(text: str) -> bool:
+    """Return whether no other rank has said this text as often as this one."""
+    _said[text] += 1
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        return store.add(f"qsgd-hpc/said/{_said[text]}/{text}", 1) == 1
+    except (RuntimeError, AttributeError):  # rank 0, which has it, has ended; MPI has none
+        return True
 
 
 def serves(device: torch.device, compression: Lossy, group: Any) -> str | None:

@@ -153,6 +153,40 @@ def test_bits_compress_in_ranks_that_the_script_starts(run_ranks, tmp_path: Path
     assert done.stderr.count("DDP sends gradients in 4 bits") == 1
 
 
+# As the ImageNet example of PyTorch: each rank is a node, which starts two processes. They average
+# their gradients themselves.
+SPAWNED_ON_NODES = """
+import os, torch, torch.distributed as dist, torch.multiprocessing
+
+def train(local):
+    node, nodes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", rank=2 * node + local, world_size=2 * nodes)
+    model = torch.nn.Linear(4, 1)
+    model(torch.ones(2, 4)).sum().backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, nprocs=2)
+"""
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_processes_that_nodes_start_are_told_once_what_bits_do_not_compress(
+    run_ranks, tmp_path: Path, nodes: int
+) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "train.py"
+    path.write_text(SPAWNED_ON_NODES)
+    done = run_ranks(nodes, "--ranks-per-node", "1", "--bits", "4", str(path))
+    assert done.returncode == 0, done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("qsgd-hpc:")]
+    assert "compressed nothing on rank 0 up to the first optimizer step" in told
+
+
 # Float16 gradients under a scale that grows every third step; with "line", as the docs have it.
 SCALED = (
     """
@@ -475,6 +509,30 @@ def test_models_of_a_group_without_rank_0_are_told(run_ranks, tmp_path: Path) ->
     nothing, coded = told
     assert nothing.startswith("qsgd-hpc: --bits 4 compressed nothing on rank 0 up to"), told
     assert coded.startswith("qsgd-hpc: rank 1: DDP sends gradients in 4 bits"), told
+
+
+# Rank 1 trains with rank 0, then with rank 2.
+GROUPS = (
+    """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+for pair in [dist.new_group([0, 1]), dist.new_group([1, 2])]:
+    if dist.get_rank(pair) >= 0:
+        DDP(torch.nn.Linear(64, 64), process_group=pair)(torch.randn(4, 64)).sum().backward()
+"""
+    + END
+)
+
+
+@pytest.mark.one_mpi
+def test_groups_that_send_alike_are_told_once(run_ranks, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(GROUPS)
+    done = run_ranks(3, "--bits", "4", str(path))
+    assert done.returncode == 0, done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("qsgd-hpc:")]
+    assert told.startswith("qsgd-hpc: DDP sends gradients in 4 bits"), told
 
 
 def test_bits_compress_whatever_order_a_script_wraps_its_models_in(run_ranks, tmp_path):

@@ -169,7 +169,7 @@ def _hook_steps(module: Any) -> None:
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is None:
         return
-    reports = _MANY and os.environ.get("RANK") == "0"
+    reports = os.environ.get("RANK", "0") == "0"
     checked = not reports
 
     def stepped(optimizer: Any, *_: Any) -> None:
@@ -178,14 +178,17 @@ def _hook_steps(module: Any) -> None:
 
         if torch.compiler.is_compiling():
             return
-        told = _BITS and reports and _report_compiled(optimizer)
+        spawned = _is_spawned(torch.distributed)
+        first = reports and not (spawned and torch.distributed.get_rank() > 0)
+        told = _BITS and first and _report_compiled(optimizer)
         if not checked and _trains(optimizer):  # scripts may step once without any gradients
             checked = True  # the hook is not removed, because torch may be iterating over hooks
-            if _BESIDE and _is_spawned(torch.distributed):
+            if _BESIDE and spawned:
                 _report_spawned(torch.distributed.get_rank())
-            elif not any(name in sys.modules for name in _OTHER_TRANSPORTS):
-                told = _report_unless_joined(_joined(torch.distributed)) or told
-                if not told:
+            elif first and not any(name in sys.modules for name in _OTHER_TRANSPORTS):
+                many, remedy = _joined(torch.distributed)
+                told = _report_unless_joined(many, remedy) or told
+                if many > 1 and not told:
                     _report_uncompressed(optimizer)
         if _RECORDS:
             from qsgd_hpc.torch.ddp.measured import stepped
@@ -252,10 +255,9 @@ def _report_spawned(rank: int) -> None:
         )
 
 
-def _report_unless_joined(joined: tuple[int, str]) -> bool:
+def _report_unless_joined(many: int, remedy: str) -> bool:
     """Report ranks that train separately; return whether they do."""
-    many, remedy = joined
-    if str(many) == _STARTED:
+    if many >= int(_STARTED):  # more, if each rank has started several processes, one rank per node
         return False
     alone = "each trains separately" if many == 1 else f"this one trains with {many - 1} others"
     _report(
@@ -367,8 +369,8 @@ def _run_next() -> None:
 _print_error = sys.excepthook
 if _MANY:
     sys.excepthook = _explain
-_awaited = {"torch.optim.optimizer": _hook_steps} if _MANY or _RECORDS else {}
 # With one rank, too: it may start those of torch.multiprocessing.spawn.
+_awaited = {"torch.optim.optimizer": _hook_steps} if _MANY or _BITS or _RECORDS else {}
 if _BITS or _RECORDS:
     _awaited["torch.nn.parallel.distributed"] = _wrap_ddp
 if _BITS:
