@@ -25,13 +25,9 @@ struct Levels {
     const uint32_t i = threadIdx.x, levels = 1u << (bits - 1);
     if (i < levels) {
       value[i] = lloyd_max(bits)[i];
-      // The cells after the edge below the level, up to the edge above it.
-      uint32_t cell = i == 0 ? 0 : cell_of(edge_above(i - 1, bits), bits) + 1;
-      const float its = edge_above(i, bits);
-      const uint32_t end = cell_of(its, bits);
-      if (i + 2 == levels) last_edge = cell > end ? its : __uint_as_float(kEdenNoEdge);
-      for (; cell < end; ++cell) edge[cell] = __uint_as_float(kEdenNoEdge | i);
-      if (cell == end) edge[cell] = its;
+      const float more =
+          eden_set_cells(bits, i, [&](uint32_t cell, float of_cell) { edge[cell] = of_cell; });
+      if (i + 2 == levels) last_edge = more;
     }
     __syncthreads();
   }
@@ -40,23 +36,12 @@ struct Levels {
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
       const float magnitude = fabsf(value[i]);
-      const float near = edge[cell_of(magnitude, bits)];
+      const float near = edge[eden_cell(bits, magnitude)];
       level[i] = (__float_as_uint(near) & 0xffu) + (magnitude > near ? 1 : 0);
     }
     if (bits < 8) return;
 #pragma unroll
     for (int i = 0; i < kMine; ++i) level[i] += fabsf(value[i]) > last_edge ? 1 : 0;
-  }
-
- private:
-  __device__ __forceinline__ static float edge_above(uint32_t level, int bits) {
-    return level + 1 < 1u << (bits - 1) ? eden_edge(bits, static_cast<int>(level))
-                                        : __uint_as_float(kEdenNoEdge | level);
-  }
-  // The cell nearest to a magnitude: in a sum with 2^23, the lowest bits are the nearest integer.
-  __device__ __forceinline__ static uint32_t cell_of(float magnitude, int bits) {
-    const auto last = static_cast<float>(eden_cells(bits) - 1);
-    return __float_as_uint(fminf(magnitude, last) + 0x1p23f) - 0x4b000000u;
   }
 };
 

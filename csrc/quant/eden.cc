@@ -37,19 +37,11 @@ EdenTable make_table(int bits) {
   for (uint32_t i = 0; i < levels; ++i) {
     table.values.set(i, bit_cast<uint32_t>(level[i]));
     table.values.set(levels + i, bit_cast<uint32_t>(-level[i]));
+    const float more = eden_set_cells(bits, i, [&](uint32_t cell, float edge) {
+      table.edges.set(cell, bit_cast<uint32_t>(edge));
+    });
+    if (i + 2 == levels) table.last_edge = bit_cast<uint32_t>(more);
   }
-  // In units of a cell, which is so small that no two edges round to the same one.
-  uint32_t below = 0;
-  for (uint32_t cell = 0; cell < kEdenCells; ++cell) {
-    table.edges.set(cell, kEdenNoEdge | below);
-    if (below + 1 == levels) continue;
-    const float edge = eden_edge(bits, static_cast<int>(below));
-    if (std::min(std::lrint(edge), kEdenCells - 1L) != static_cast<long>(cell)) continue;
-    table.edges.set(cell, bit_cast<uint32_t>(edge));
-    ++below;
-  }
-  table.last_edge =
-      below + 1 == levels ? kEdenNoEdge : bit_cast<uint32_t>(eden_edge(bits, int(below)));
   return table;
 }
 

@@ -1,6 +1,7 @@
 // Definition of EDEN (eden.cc) shared by CPU and GPU.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -33,10 +34,31 @@ QSGD_INLINE constexpr int eden_cells(int bits) { return bits < 4 ? 1 << (bits - 
 QSGD_INLINE constexpr float eden_grow(int bits) { return static_cast<float>(1 << bits) / 4; }
 
 // The smallest magnitude above a level, in cells; its last byte is the level's number.
-QSGD_TABLE inline __attribute__((always_inline)) float eden_edge(int bits, int level) {
+QSGD_TABLE inline __attribute__((always_inline)) float eden_edge(int bits, uint32_t level) {
+  if (level + 1 == 1u << (bits - 1)) return bit_cast<float>(kEdenNoEdge | level);
   const float* const value = lloyd_max(bits);
   const float middle = (value[level] + value[level + 1]) / 2 * eden_grow(bits);
-  return bit_cast<float>((bit_cast<uint32_t>(middle) & ~0xffu) | static_cast<uint32_t>(level));
+  return bit_cast<float>((bit_cast<uint32_t>(middle) & ~0xffu) | level);
+}
+
+// The cell nearest to a magnitude: in a sum with 2^23, the lowest bits are the nearest integer.
+QSGD_INLINE uint32_t eden_cell(int bits, float magnitude) {
+  const auto last = static_cast<float>(eden_cells(bits) - 1);
+  return bit_cast<uint32_t>(fminf(magnitude, last) + 0x1p23f) - 0x4b000000u;
+}
+
+// Sets the cells from the edge below a level to the edge above it, as in EdenTable (kernels.h).
+// Returns the edge above if the one below is in the same cell: for 8 bits, the last two are.
+template <class Set>
+QSGD_TABLE inline __attribute__((always_inline)) float eden_set_cells(int bits, uint32_t level,
+                                                                      const Set& set) {
+  const float edge = eden_edge(bits, level), none = bit_cast<float>(kEdenNoEdge | level);
+  const uint32_t last = eden_cell(bits, edge);
+  uint32_t cell = level == 0 ? 0 : eden_cell(bits, eden_edge(bits, level - 1)) + 1;
+  if (cell > last) return edge;
+  for (; cell < last; ++cell) set(cell, none);
+  set(last, edge);
+  return none;
 }
 
 // The seed of the bucket that begins with element `first` of its tensor.
