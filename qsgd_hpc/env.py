@@ -463,8 +463,10 @@ def get(name: str, environ: Mapping[str, str] | None = None) -> Any:
         try:
             value = (source.parse or row.parse)(text)
         except ValueError as error:
-            meaning = "Meaning" if source.name == name else f"It sets {name}"
-            raise UsageError(f"{source.name}={text!r}: {error}. {meaning}: {row.what}.") from None
+            its = "" if source.name == name else f" It sets {name}."
+            raise UsageError(
+                f"{source.name}={text!r}: {error}.{its} Meaning: {row.what}."
+            ) from None
         if value is not None or source.name == name:
             return value
     if row.horovods is not None and "horovod" in sys.modules:

@@ -89,7 +89,7 @@ def test_empty_twin_is_unset():
 
 
 def test_error_names_the_variable_that_was_read():
-    with pytest.raises(UsageError, match=r"^HOROVOD_AUTOTUNE='maybe'.*1, 0.* sets QSGD_AUTOTUNE"):
+    with pytest.raises(UsageError, match=r"^HOROVOD_AUTOTUNE='maybe'.*1, 0.* sets QSGD_AUTOTUNE\."):
         env.get("QSGD_AUTOTUNE", {"HOROVOD_AUTOTUNE": "maybe"})
     with pytest.raises(UsageError, match=r"^QSGD_AUTOTUNE='maybe'"):
         env.get("QSGD_AUTOTUNE", {"QSGD_AUTOTUNE": "maybe", "HOROVOD_AUTOTUNE": "1"})

@@ -18,7 +18,7 @@ from typing import Any
 from qsgd_hpc import __version__, jobs
 from qsgd_hpc.errors import QsgdError
 from qsgd_hpc.jobs.events import end_of, read_events
-from qsgd_hpc.jobs.schedulers.command import ask
+from qsgd_hpc.jobs.schedulers.common import ask
 from qsgd_hpc.jobs.script import Step, step_scripts
 from qsgd_hpc.scaling.define.study import Point, Study, environment, global_batch, script_args
 from qsgd_hpc.scaling.run import driver
