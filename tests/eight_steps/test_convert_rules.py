@@ -23,6 +23,12 @@ def test_a_sum_divided_by_the_samples_of_all_is_added_up():
     assert "total = sum(hvd.allgather_object(total))\n" in made.after
 
 
+def test_a_sum_may_be_an_attribute_of_an_object():
+    text = torch_script(after="print(total / len(loader.dataset))")
+    made = done(text.replace("total", "stats.total"))
+    assert "    stats.total = sum(hvd.allgather_object(stats.total))\n" in made.after
+
+
 def test_a_sum_divided_by_a_ranks_batches_is_averaged():
     made = done(torch_script(after="print(total / len(loader))"))
     assert "total = sum(hvd.allgather_object(total)) / hvd.size()" in made.after

@@ -71,3 +71,25 @@ def test_what_other_lines_read_is_on_every_rank_and_recorded_once(run_ranks, tmp
     assert (tmp_path / "log.txt").read_text() == "epoch 0\n0,m1,m1\nepoch 1\n1,m1,m1\n"
     total = (tmp_path / "summary.txt").read_text().removeprefix("sum ").strip()
     assert done.stdout.count(f"sum {total[:6]}") == 1
+
+
+def test_what_meters_average_is_that_of_all_ranks(run_ranks, tmp_path, python):
+    """Each rank says an epoch's averages at its end: one rank the serial ones, two the same."""
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    script, out = SERIAL.parent / "meters" / "imagenet.py", tmp_path / "imagenet_hvd.py"
+    command = [sys.executable, "-m", "qsgd_hpc", "convert", str(script), "-o", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "To decide" not in done.stderr + done.stdout
+    serial = subprocess.run(
+        [python, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert serial.returncode == 0, serial.stdout + serial.stderr
+    one = run_ranks(1, str(out), cwd=tmp_path)
+    assert one.returncode == 0, one.stdout + one.stderr
+    assert one.stdout == serial.stdout
+    two = run_ranks(2, str(out), cwd=tmp_path)
+    assert two.returncode == 0, two.stdout + two.stderr
+    for epoch in range(3):
+        said = re.findall(rf"^epoch {epoch}: .*", two.stdout, re.MULTILINE)
+        assert len(said) == 2 and said[0] == said[1]

@@ -10,7 +10,7 @@ import libcst as cst
 from qsgd_hpc.eight_steps.check.broadcast import add_callback, callbacks_module, fit_of
 from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Finding, Severity
-from qsgd_hpc.eight_steps.reading import Binding, Framework, argument
+from qsgd_hpc.eight_steps.reading import Binding, Framework, argument, dotted
 
 __all__ = ["check"]
 
@@ -63,7 +63,7 @@ def check_fit(facts: Facts) -> Iterator[Finding]:
 def check_prints(facts: Facts, averaged: frozenset[Binding]) -> Iterator[Finding]:
     script = facts.script
     done: set[cst.Call] = set()
-    inner = innermost(facts)
+    inner, objects = innermost(facts), averaged_objects(facts)
     for place, event in enumerate(facts.events):
         call = event.call
         if facts.called[call] != "print" or call in done or place < facts.training[0]:
@@ -73,7 +73,8 @@ def check_prints(facts: Facts, averaged: frozenset[Binding]) -> Iterator[Finding
             continue
         found = facts.reach(*origins(facts, call))
         # A value that does not depend on a rank's shard needs no averaging.
-        if found.api & set(AVERAGES) or not found.api & SHARDS:
+        known = found.api & set(AVERAGES) or found.bindings & objects
+        if known or not found.api & SHARDS:
             continue
         done.add(call)
         # Inside the innermost training loop it shows progress, not a result.
@@ -96,7 +97,7 @@ def check_stops(facts: Facts) -> Iterator[Finding]:
         for each in call.args
         for node in script.inside(each.value)
         if isinstance(node, cst.Name)
-    }
+    } | averaged_objects(facts)
     sites = {site for i in facts.training for site in facts.events[i].sites()}
     training = {loop for site in sites for loop in script.loops(site)}
     # After the step of its round, `continue` skips none.
@@ -157,6 +158,27 @@ def averaged_in_place(facts: Facts) -> frozenset[Binding]:
     """Return the bindings of averaged values: averages may be written back to them."""
     calls = facts.calls(*AVERAGES)
     return frozenset(b for c in calls for each in c.args for b in facts.reach(each.value).bindings)
+
+
+def averaged_objects(facts: Facts) -> frozenset[Binding]:
+    """Return the bindings of objects with an averaged attribute: `meter.sum = hvd.allreduce(...)`.
+
+    Such a line may be in a loop: `for meter in (losses, accuracies)`.
+    """
+    script, found = facts.script, set[Binding | None]()
+    for call in facts.calls(*AVERAGES):
+        around = next((n for n in script.ancestors(call) if isinstance(n, cst.Assign)), None)
+        for target in (each.target for each in around.targets) if around is not None else ():
+            parts = target.elements if isinstance(target, cst.Tuple) else ()
+            for part in [each.value for each in parts] or [target]:
+                if not isinstance(part, cst.Attribute) or dotted(part.value) == "self":
+                    continue
+                bound = script.binding(part.value)
+                found.add(bound)
+                if bound is not None and bound.how == "for":
+                    over = bound.value.elements if isinstance(bound.value, cst.Tuple) else ()
+                    found |= {script.binding(each.value) for each in over}
+    return frozenset(each for each in found if each is not None)
 
 
 def metric_names(facts: Facts, call: cst.Call, averaged: frozenset[Binding]) -> list[str]:

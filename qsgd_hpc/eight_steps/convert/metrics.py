@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import libcst as cst
 
+from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, sources
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import DEPTH, Script, dotted, is_literal, names_in, receiver
@@ -110,7 +111,7 @@ def fresh(script: Script, loop: TrainLoop, name: str) -> cst.BaseExpression | No
 def uses(script: Script, loop: TrainLoop, name: str) -> list[cst.CSTNode]:
     """Return the uses of a name in the same function after the loop."""
     end, scope = script.end(loop.loop), script.scope(loop.loop)
-    kind = cst.Attribute if name.startswith("self.") else cst.Name
+    kind = cst.Attribute if "." in name else cst.Name
     return [
         n
         for n in script.nodes
@@ -215,6 +216,7 @@ def average_metrics(
     *,
     numbers: bool = False,
     summed: Collection[str] = (),
+    also: Iterable[str] = (),
     when: str = "",
 ) -> None:
     """Sum the sums of a loop over the ranks, immediately after the loop.
@@ -225,6 +227,7 @@ def average_metrics(
         complete_too: whether the same loop also iterates over data that every rank has completely.
         numbers: whether the script computes with numbers only.
         summed: names of metrics that are summed otherwise.
+        also: lines that do so.
         when: the condition under which the batches are a rank's own, as Python code; "": always.
     """
     script = plan.script
@@ -250,8 +253,9 @@ def average_metrics(
             continue
         curve = each.kind == "list" and is_curve(script, loop, each.name)
         lines.append(line(each, "curve" if curve else by))
+    lines += also
     for name in partial:
-        plan.todo(loop.loop, f"{name} covers only this rank's batches: average over the ranks.")
+        plan.todo(loop.loop, words.PARTIAL.format(name=name))
     if lines:
         text = "Every rank has summed over its own shard; now sum over all ranks."
         lines = [f"if {when}:", *(f"    {each}" for each in lines)] if when else lines

@@ -21,6 +21,7 @@ from qsgd_hpc.eight_steps.convert.loops import (
     train_loops,
     training,
 )
+from qsgd_hpc.eight_steps.convert.meters import sum_meters
 from qsgd_hpc.eight_steps.convert.metrics import average_metrics
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.convert.rank0 import guard_outputs, is_output
@@ -82,7 +83,8 @@ def convert_torch(plan: Plan) -> None:
             plan.todo(loops[0].loop, text)
         plan.todo(loops[0].loop, "broadcast parameters and optimizer state before the first step.")
     for each in loaders.fed:
-        average_metrics(plan, each.loop, each.tests, when=each.when)
+        meters, lines = sum_meters(plan, each.loop, loops, each.tests)
+        average_metrics(plan, each.loop, each.tests, summed=meters, also=lines, when=each.when)
     _share_running_averages(plan, loops)
     _average_before_clipping(plan, others if made else None)
     _any_gpu(plan)

@@ -78,6 +78,7 @@ PLAY_IT = (
 )
 SCALE_IT = "multiply the learning rate by hvd.size(), after a warm-up."
 RAISE_IT = "raise the learning rate to this value over a warm-up."
+PARTIAL = "{name} covers only this rank's batches: average over the ranks."
 CLIP_IT = "average the gradients before clipping: see docs/training.md."
 SCHEDULE = (
     "multiply the learning rates of this schedule by hvd.size(), and divide its number of steps by "
