@@ -6,7 +6,7 @@ import textwrap
 
 from qsgd_hpc.eight_steps.convert import convert
 
-__all__ = ["done", "torch_script"]
+__all__ = ["done", "has", "torch_script"]
 
 TORCH = """
 import torch
@@ -49,6 +49,11 @@ def torch_script(setup="pass", after="pass", clip=""):
 
 def done(text):
     return convert(textwrap.dedent(text))
+
+
+def has(made, lines):
+    """Return whether a conversion has these lines in a loop."""
+    return textwrap.indent(textwrap.dedent(lines).strip(), "    ") + "\n" in made.after
 
 
 NOISY = """

@@ -8,7 +8,7 @@ import pytest
 
 from qsgd_hpc.eight_steps.check import check
 from qsgd_hpc.eight_steps.reading import parse
-from tests.eight_steps.scripts import done, torch_script
+from tests.eight_steps.scripts import done, has, torch_script
 
 METER = """
 class AverageMeter(object):
@@ -59,10 +59,6 @@ def converted(
     found = [each.rule.id for each in check(parse(made.after))]
     assert found == (["QH801"] if made.to_decide else [])
     return made
-
-
-def has(made, lines):
-    return indent(dedent(lines).strip(), "    ") + "\n" in made.after
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from qsgd_hpc.eight_steps.convert import convert
 from qsgd_hpc.eight_steps.convert.cli import to_decide
 from qsgd_hpc.eight_steps.convert.plan import Edit, apply
 from qsgd_hpc.errors import UsageError
-from tests.eight_steps.scripts import NOISY, done, torch_script
+from tests.eight_steps.scripts import NOISY, done, has, torch_script
 
 
 def test_inserts_at_one_place_keep_their_order_and_vanish_in_what_is_replaced():
@@ -93,6 +93,29 @@ def test_a_tensor_of_another_type_is_no_number():
     text = torch_script(after="print(total / len(loader.dataset))")
     made = done(text.replace("loss.item()", "(y == 1).float().sum()"))
     assert "total = hvd.allreduce(total, op=hvd.Sum)\n" in made.after
+
+
+@pytest.mark.parametrize("added", ["loss.detach() * len(x)", "(loss.sum() / 2) * x.size(0)"])
+def test_a_product_of_a_call_and_a_count_may_be_a_tensor(added):
+    text = torch_script(after="print(total / len(loader.dataset))")
+    assert has(
+        done(text.replace("loss.item()", added)),
+        """
+        if torch.is_tensor(total):
+            total = hvd.allreduce(total, op=hvd.Sum)
+        else:
+            total = sum(hvd.allgather_object(total))
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    "added", ["loss.item() * args.batch", "2 * x.shape[0]", "np.mean(x)", "loss.float().item()"]
+)
+def test_a_product_of_numbers_and_settings_is_a_number(added):
+    text = torch_script("import numpy as np", after="print(total / len(loader.dataset))")
+    made = done(text.replace("loss.item()", added))
+    assert "    total = sum(hvd.allgather_object(total))\n" in made.after
 
 
 def test_a_sum_that_is_not_used_behind_the_loop_stays():

@@ -12,7 +12,7 @@ import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, sources
-from qsgd_hpc.eight_steps.convert.metrics import counts, divisors, uses
+from qsgd_hpc.eight_steps.convert.metrics import counts, divisors, sum_over_ranks, type_of, uses
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import (
     DEPTH,
@@ -27,7 +27,6 @@ from qsgd_hpc.eight_steps.reading import (
 
 __all__ = ["sum_meters"]
 
-NUMBER = re.compile(r"(^|\.)(item|numel|size|float|int|len)$")  # functions that return one
 CLOCK = re.compile(r"^time\.(time|monotonic|perf_counter)(_ns)?$")
 
 
@@ -215,7 +214,7 @@ def _quotients(script: Script, owner: cst.ClassDef, added: set[str]) -> Iterator
 def _counts(script: Script, update: cst.FunctionDef, value: cst.BaseExpression) -> bool:
     """Return whether a method adds 1, a parameter, or a length."""
     given = {b.name for b in _parameters(script, update)}
-    return dotted(value) in given or _is_plain(script, value)
+    return dotted(value) in given or type_of(script, value) == "number"
 
 
 def _parameters(script: Script, update: cst.FunctionDef) -> Iterator[Binding]:
@@ -385,17 +384,9 @@ def summing(script: Script, loop: TrainLoop, several: Sequence[Meter]) -> list[s
     own = f"{name}."
     lines = []
     for attribute in (kind.total, kind.count):
+        known = all(_is_number(script, meter, attribute) for meter in several)
         value = attribute.replace("self.", own)
-        as_number = f"{value} = sum(hvd.allgather_object({value}))"
-        if all(_is_number(script, meter, attribute) for meter in several):
-            lines.append(as_number)
-            continue
-        lines += [
-            f"if {script.name_of('torch') or 'torch'}.is_tensor({value}):",
-            f"    {value} = hvd.allreduce({value}, op=hvd.Sum)",
-            "else:",
-            f"    {as_number}",
-        ]
+        lines += sum_over_ranks(script, value, "number" if known else "either")
     computed = [
         f"{each} = {script.code(value)}".replace("self.", own)
         for each, value in kind.derived.items()
@@ -434,27 +425,12 @@ def _adds_number(
     parameters = _parameters(script, meter.kind.update)
     parameter = next((b for b in parameters if b.name == dotted(made)), None)
     if parameter is None:
-        return _is_plain(script, made)
+        return type_of(script, made) == "number"
     passed = [argument(c, parameter.name, parameter.index - 1) for c in meter.calls]
     given = [each if each is not None else parameter.value for each in passed]
     is_count = parameter.name in {dotted(each) for each in meter.kind.added[meter.kind.count]}
-    return all(
-        each is not None
-        and (_is_plain(script, each) or (is_count and not isinstance(script.value(each), cst.Call)))
-        for each in given
-    )
-
-
-def _is_plain(script: Script, node: cst.CSTNode, depth: int = DEPTH) -> bool:
-    """Return whether an expression is a number of Python, as the text shows."""
-    value = script.value(node)
-    if isinstance(value, cst.BinaryOperation) and depth:
-        return all(_is_plain(script, each, depth - 1) for each in (value.left, value.right))
-    if isinstance(value, cst.Subscript):
-        return isinstance(value.value, cst.Attribute) and value.value.attr.value == "shape"
-    return is_literal(value) or (
-        isinstance(value, cst.Call) and bool(NUMBER.search(script.code(value.func)))
-    )
+    kinds = (type_of(script, each) if each is not None else "tensor" for each in given)
+    return all(kind == "number" or (is_count and not kind) for kind in kinds)
 
 
 def _may_be_empty(script: Script, loop: TrainLoop, meter: Meter) -> bool:

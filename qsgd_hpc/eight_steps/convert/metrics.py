@@ -15,7 +15,10 @@ from qsgd_hpc.eight_steps.reading import DEPTH, Script, dotted, is_literal, name
 
 __all__ = ["average_metrics"]
 
-PLAIN = re.compile(r"\.(item|numpy|tolist|size)\(|(?<![\w.])(float|int|len)\(|\.shape\[")
+CONVERTED = re.compile(r"\.(item|numpy|tolist)\(|(?<![\w.])(float|int)\(|\.shape\[-?\d\]$")
+NUMBER = re.compile(
+    r"(?<!tensorflow)\.(item|numpy|tolist|size|numel)$|^(float|int|len|round)$|^(math|numpy)\."
+)
 METER = re.compile(r"Meter|Metric|Average|Accuracy|(^|[._])Mean$")
 CURVE = re.compile(r"\.(plot|semilog[xy]|loglog)$")
 PARTS = re.compile(r"\.(DataLoader|DistributedSampler)$")  # have the length of a rank's part
@@ -27,8 +30,8 @@ class Sum:
     """A name to which a loop adds.
 
     Attributes:
-        kind: "count" (the same on every rank, such as batches), "list" (appended to), "tensor", or
-            "number" (of Python).
+        kind: "count" (the same on every rank, such as batches), "list" (appended to), "tensor",
+            "number" (of Python), or "either" of both.
         start: its value before the loop.
     """
 
@@ -69,7 +72,7 @@ def sums(plan: Plan, loop: TrainLoop, numbers: bool = False) -> tuple[Sum, ...]:
         elif MADE.search(script.called(start)):
             kind = "tensor"
         else:
-            kind = "number" if is_plain(script, added) else "tensor"
+            kind = type_of(script, added) or "tensor"
         found.setdefault(name, Sum(name, kind, start))
     return tuple(found.values())
 
@@ -87,12 +90,25 @@ def meters(script: Script, loop: TrainLoop) -> dict[str, None]:
     return found
 
 
-def is_plain(script: Script, added: cst.BaseExpression) -> bool:
-    """Return whether a value is a number of Python, as far as the text shows."""
-    if PLAIN.search(script.code(added)):
-        return True
-    made = script.value(added) if dotted(added) else added
-    return made is not added and bool(PLAIN.search(script.code(made)))
+def type_of(script: Script, node: cst.CSTNode, depth: int = DEPTH) -> str:
+    """Return what a value is, as far as the text shows.
+
+    Returns:
+        "number" (of Python or NumPy), "tensor" (the result of any other call), "either" (a product
+        of both: another call may return a number, too), or "" for a name without a known value.
+    """
+    value = script.value(node)
+    if isinstance(value, cst.BinaryOperation) and depth:
+        parts = {
+            type_of(script, part, depth - 1)
+            for part in (value.left, value.right)
+            if not is_literal(script.value(part))
+        }
+        return "either" if parts >= {"number", "tensor"} or "either" in parts else "".join(parts)
+    known = is_literal(value) or NUMBER.search(script.called(value))
+    if known or CONVERTED.search(script.code(value)):
+        return "number"
+    return "tensor" if isinstance(value, cst.Call) else ""
 
 
 def fresh(script: Script, loop: TrainLoop, name: str) -> cst.BaseExpression | None:
@@ -252,7 +268,7 @@ def average_metrics(
             partial.append(each.name)
             continue
         curve = each.kind == "list" and is_curve(script, loop, each.name)
-        lines.append(line(each, "curve" if curve else by))
+        lines += sum_over_ranks(script, each.name, each.kind, "curve" if curve else by)
     lines += also
     for name in partial:
         plan.todo(loop.loop, words.PARTIAL.format(name=name))
@@ -262,14 +278,16 @@ def average_metrics(
         plan.after(loop.loop, *plan.comment(8, text, loop.loop), *lines)
 
 
-def line(each: Sum, by: str) -> str:
-    """Return the statement that sums over the ranks, or averages if the divisor is local."""
-    name = each.name
+def sum_over_ranks(script: Script, name: str, kind: str, by: str = "all") -> list[str]:
+    """Return the lines that sum over the ranks, or average if the divisor is of "batches"."""
     if by == "curve":
-        return f"{name} = [sum(v) / hvd.size() for v in zip(*hvd.allgather_object({name}))]"
-    if each.kind == "list":
-        return f"{name} = sum(hvd.allgather_object({name}), [])"
-    if each.kind == "tensor":
-        return f"{name} = hvd.allreduce({name}, op=hvd.{'Sum' if by == 'all' else 'Average'})"
+        return [f"{name} = [sum(v) / hvd.size() for v in zip(*hvd.allgather_object({name}))]"]
+    if kind == "list":
+        return [f"{name} = sum(hvd.allgather_object({name}), [])"]
     mean = " / hvd.size()" if by == "batches" else ""
-    return f"{name} = sum(hvd.allgather_object({name})){mean}"
+    number = f"{name} = sum(hvd.allgather_object({name})){mean}"
+    tensor = f"{name} = hvd.allreduce({name}, op=hvd.{'Sum' if by == 'all' else 'Average'})"
+    if kind == "either" and (torch := script.name_of("torch")):
+        # Tensors of several GPUs, as objects, could not be summed.
+        return [f"if {torch}.is_tensor({name}):", f"    {tensor}", "else:", f"    {number}"]
+    return [tensor if kind == "tensor" else number]
