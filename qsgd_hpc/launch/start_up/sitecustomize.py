@@ -169,8 +169,7 @@ def _hook_steps(module: Any) -> None:
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is None:
         return
-    reports = os.environ.get("RANK", "0") == "0"
-    checked = not reports
+    reports, checked = os.environ.get("RANK", "0") == "0", False
 
     def stepped(optimizer: Any, *_: Any) -> None:
         nonlocal checked
@@ -178,18 +177,9 @@ def _hook_steps(module: Any) -> None:
 
         if torch.compiler.is_compiling():
             return
-        spawned = _is_spawned(torch.distributed)
-        first = reports and not (spawned and torch.distributed.get_rank() > 0)
-        told = _BITS and first and _report_compiled(optimizer)
-        if not checked and _trains(optimizer):  # scripts may step once without any gradients
-            checked = True  # the hook is not removed, because torch may be iterating over hooks
-            if _BESIDE and spawned:
-                _report_spawned(torch.distributed.get_rank())
-            elif first and not any(name in sys.modules for name in _OTHER_TRANSPORTS):
-                many, remedy = _joined(torch.distributed)
-                told = _report_unless_joined(many, remedy) or told
-                if many > 1 and not told:
-                    _report_uncompressed(optimizer)
+        # The hook is not removed, because torch may be iterating over hooks.
+        if reports and (_BITS or not checked):
+            checked = _check(optimizer, torch.distributed, checked)
         if _RECORDS:
             from qsgd_hpc.torch.ddp.measured import stepped
 
@@ -200,6 +190,23 @@ def _hook_steps(module: Any) -> None:
         import atexit
 
         atexit.register(_write_record)
+
+
+def _check(optimizer: Any, group: Any, checked: bool) -> bool:
+    """Report at a step what is wrong with the ranks; return whether this has been checked."""
+    spawned = _is_spawned(group)
+    first = not (spawned and group.get_rank() > 0)
+    told = _BITS and first and _report_compiled(optimizer)
+    if checked or not _trains(optimizer):  # scripts may step once without any gradients
+        return checked
+    if _BESIDE and spawned:
+        _report_spawned(group.get_rank())
+    elif first and not any(name in sys.modules for name in _OTHER_TRANSPORTS):
+        many, remedy = _joined(group)
+        told = _report_unless_joined(many, remedy) or told
+        if many > 1 and not told:
+            _report_uncompressed(optimizer)
+    return True
 
 
 def _note_loading(module: Any) -> None:
