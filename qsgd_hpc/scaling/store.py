@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeGuard
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.jobs import JobRequest
+from qsgd_hpc.jobs.registry import write_file
 from qsgd_hpc.launch.cluster.network import NONE
 from qsgd_hpc.recording.records import RESERVED
 from qsgd_hpc.scaling.define.study import Point, Study, differences
@@ -32,7 +33,6 @@ __all__ = [
     "parse_attempts",
     "parse_records",
     "throughput",
-    "write_whole",
     "writing",
 ]
 
@@ -545,7 +545,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, body: Mapping[str, Any]) -> None:
-    write_whole(path, json.dumps(body, indent=1) + "\n")
+    write_file(path, json.dumps(body, indent=1) + "\n")
 
 
 @contextmanager
@@ -566,13 +566,3 @@ def writing(kind: str, folder: Path) -> Iterator[None]:
             f"{kind} {str(folder)!r} cannot be written: {error.strerror}. "
             "Choose another with -o DIR."
         ) from None
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file atomically: readers see the old or the new content, also after a crash."""
-    fresh = path.with_name(path.name + ".new")
-    with fresh.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)

@@ -18,6 +18,7 @@ from typing import Any
 from qsgd_hpc import __version__, jobs
 from qsgd_hpc.errors import QsgdError
 from qsgd_hpc.jobs.events import end_of, read_events
+from qsgd_hpc.jobs.registry import write_file
 from qsgd_hpc.jobs.schedulers.common import ask
 from qsgd_hpc.jobs.script import Step, step_scripts
 from qsgd_hpc.scaling.define.study import Point, Study, environment, global_batch, script_args
@@ -33,7 +34,6 @@ from qsgd_hpc.scaling.store import (
     StudyFolder,
     parse_records,
     throughput,
-    write_whole,
 )
 
 __all__ = [
@@ -445,7 +445,7 @@ def start_pack(
     for entry, text in zip(entries, texts, strict=True):
         entry.script.write_text(text, encoding="utf-8")
     times = measured_s(folder.attempts()[0])
-    write_whole(pack.plan, PackPlan(entries, study.mode, times, per_host).to_text())
+    write_file(pack.plan, PackPlan(entries, study.mode, times, per_host).to_text())
     facts = {"scripts": {str(p.script): submission(p.script) for p in study.programs}}
 
     def follow(job: jobs.Job) -> None:
