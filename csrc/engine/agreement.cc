@@ -321,12 +321,12 @@ void Agreement::query(const std::vector<Key>& keys) {
   send_to_relays(FrameType::kQuery, names.bytes());
 }
 
-void Agreement::watch_waits(const Entries& entries) {
+void Agreement::watch_waits(const Entries& entries, const std::function<bool()>& submits_more) {
   const auto now = Coordinator::Clock::now();
   if (now - last_watch_ < kWatch) return;
   last_watch_ = now;
   if (config_.deadlock_s > 0 && now - last_submission_ > Seconds(config_.deadlock_s)) {
-    report_own_waits(entries);
+    report_own_waits(entries, submits_more);
   }
   if (!is_root()) return;
   ask_for_late();
@@ -348,10 +348,13 @@ void Agreement::ask_for_late() {
   if (!keys.empty()) query(keys);
 }
 
-// Reports to rank 0, once, what the program here waits for; a later submission revokes it.
-void Agreement::report_own_waits(const Entries& entries) {
+// Reports to rank 0, once, what the program here waits for; a later submission revokes it. A rank
+// that submits more without its program, as a GPU finishes a tensor, is not blocked.
+void Agreement::report_own_waits(const Entries& entries,
+                                 const std::function<bool()>& submits_more) {
   std::vector<Key> keys = entries.waited_for(config_.deadlock_s);
-  if (keys == reported_waits_ || left_) return;
+  // Asked after the keys were read: then it sees all that was started before these waits.
+  if (keys == reported_waits_ || left_ || submits_more()) return;
   reported_waits_ = keys;
   if (!keys.empty()) on_blocked(rank(), std::move(keys));
 }

@@ -49,8 +49,8 @@ class Agreement {
   // messages sent meanwhile might not leave this rank before it takes part.
   bool make_progress();
   // Checks periodically for ranks that wait too long; `entries` are the pending operations of this
-  // rank.
-  void watch_waits(const Entries& entries);
+  // rank, `submits_more` returns whether the program has started any that were not submitted yet.
+  void watch_waits(const Entries& entries, const std::function<bool()>& submits_more);
   // Blocks until MPI has accepted all messages of this rank.
   void flush() { messenger_.flush(); }
 
@@ -104,7 +104,7 @@ class Agreement {
   bool may_report() const;
   void send_reports();
   void ask_for_late();
-  void report_own_waits(const Entries& entries);
+  void report_own_waits(const Entries& entries, const std::function<bool()>& submits_more);
   void note_arrival(const RankSet& ranks, const Submission& submission);
   void note_agreement(const std::vector<Response>& responses);
 

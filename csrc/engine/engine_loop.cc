@@ -81,7 +81,7 @@ bool Engine::make_progress() {
   busy |= !late_.empty() && submit_ready();
   busy |= executor_.end_landed();
   busy |= agreement_.make_progress();
-  agreement_.watch_waits(entries_);
+  agreement_.watch_waits(entries_, [this] { return news_.load() || !late_.empty(); });
   return busy;
 }
 

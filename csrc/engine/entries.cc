@@ -33,7 +33,7 @@ std::vector<Key> Entries::waited_for(double seconds) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Key> keys;
   for (const auto& [key, entry] : entries_) {
-    if (entry.handle->waited_for(seconds) && entry.is_ready()) keys.push_back(key);
+    if (entry.handle->waited_for(seconds)) keys.push_back(key);
   }
   return keys;
 }

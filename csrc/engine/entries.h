@@ -26,7 +26,6 @@ struct Entry {
   std::shared_ptr<HostCopy> copy = nullptr;  // for device memory, once needed
   gpu::Device* copied_from = nullptr;        // of such a copy's entry
 
-  bool is_ready() const { return ready == nullptr || ready->passed(); }
   // Of the tensor; null: it is in host memory.
   gpu::Device* device() const { return ready == nullptr ? nullptr : &ready->device(); }
 };
@@ -50,8 +49,7 @@ class Entries {
   bool empty() const { return size() == 0; }
   size_t size() const;
   std::string example() const;  // a name
-  // Operations that a thread of the program has been waiting for, for at least `seconds`, and whose
-  // tensor is ready, so that only other ranks can delay them.
+  // Operations that a thread of the program has been waiting for, for at least `seconds`.
   std::vector<Key> waited_for(double seconds) const;
   Entry* find(const Key& key);  // null if there is none
   // Removes the operations, then completes their handles. Unknown keys are ignored.

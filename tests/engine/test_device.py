@@ -142,6 +142,31 @@ def test_a_tensor_is_read_only_once_its_stream_has_written_it(twin):
         order.end()
 
 
+def test_a_rank_whose_device_still_computes_is_not_deadlocked(twin):
+    order = Order(Kernels(twin, HostMemory()))
+    stream = order.stream()
+
+    def program(me):
+        computed, logged = np.ones(10, dtype=np.float32), np.ones(1)
+        if me.rank == 1:  # waits for what the device of rank 0 computes, before it submits the rest
+            me.allreduce("computed", computed, device=0).wait()
+            me.allreduce("logged", logged).wait()
+            return logged[0]
+        with order.late(stream):
+            handle = me.allreduce("computed", computed, device=0, stream=stream)
+            other = threading.Thread(target=me.allreduce("logged", logged).wait)
+            other.start()
+            time.sleep(1)  # both ranks wait meanwhile, for longer than a deadlock would
+        other.join()
+        handle.wait()
+        return logged[0]
+
+    try:
+        assert on_ranks(2, program, gpu_library=str(twin), deadlock_s=0.3) == [2, 2]
+    finally:
+        order.end()
+
+
 def test_an_operation_in_a_captured_stream_is_refused_and_the_job_goes_on(twin):
     order = Order(Kernels(twin, HostMemory()))
     stream = order.stream()
