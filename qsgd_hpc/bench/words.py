@@ -58,20 +58,18 @@ def parse_sizes(text: str) -> list[int]:
     return [*sizes, last]
 
 
-def parse_bits(text: str) -> list[int | str]:
+def parse_bits(text: str, *, codes_only: bool = False) -> list[int | str]:
     """Parse ``32,8,auto``: bits per element, 32 for plain float32, auto for the planner's choice.
 
     Raises:
-        UsageError: any other text.
+        UsageError: any other text, or any but 1 to 8 with ``codes_only``.
     """
     found: list[int | str] = []
     for word in text.split(","):
-        known = word.isdecimal() and (1 <= int(word) <= 8 or int(word) == PLAIN_BITS)
-        if not known and word != AUTO:
-            raise UsageError(
-                f"--bits {text}: {word!r} is not 1 to 8, 32 (plain float32) or auto (the planner's "
-                "choice)"
-            )
+        is_code = word.isdecimal() and 1 <= int(word) <= 8
+        if not is_code and (codes_only or word not in (str(PLAIN_BITS), AUTO)):
+            more = "" if codes_only else ", 32 (plain float32) or auto (the planner's choice)"
+            raise UsageError(f"--bits {text}: {word!r} is not 1 to 8{more}")
         value = word if word == AUTO else int(word)
         if value not in found:
             found.append(value)
@@ -84,9 +82,7 @@ def parse_specs(schemes: str, bits: str, norms: str) -> list[dict[str, Any]]:
     Raises:
         UsageError: bits out of range. Unknown schemes and norms are left to the core.
     """
-    widths = parse_bits(bits)
-    if not all(isinstance(width, int) and width <= 8 for width in widths):
-        raise UsageError(f"--bits {bits}: a code has 1 to 8 bits")
+    widths = parse_bits(bits, codes_only=True)
     found: list[dict[str, Any]] = []
     for scheme in schemes.split(","):
         if not has_choice_of_bits(scheme):
