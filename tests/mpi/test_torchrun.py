@@ -229,6 +229,29 @@ def test_a_script_that_starts_its_ranks_itself_is_answered_with_one_rank(
     assert all("each of them: start it with -np 1" in line for line in told)
 
 
+# As Lightning's "ddp_spawn" does. Whichever has the port stays until the other has failed.
+TAKING_PLACE = """
+import time, torch, torch.distributed as dist
+def train(_):
+    dist.init_process_group("gloo")
+    time.sleep(600)
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, nprocs=2)
+"""
+
+
+def test_processes_that_all_take_the_place_of_their_rank_are_explained(
+    run_ranks, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "train.py"
+    path.write_text(TAKING_PLACE)
+    done = run_ranks(1, str(path))
+    assert done.returncode == 1
+    told = [line for line in done.stderr.splitlines() if line.startswith("qsgd-hpc: ")]
+    assert len(told) == 1 and "add --no-torchrun" in told[0], done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [

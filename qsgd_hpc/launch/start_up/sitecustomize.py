@@ -325,6 +325,7 @@ def _explain(kind: Any, value: Any, traceback: Any) -> None:
     """Print an error that ends the script, and a remedy if its usual cause is known."""
     _print_error(kind, value, traceback)
     text, environ = str(value), os.environ
+    spawned = kind.__name__ == "ProcessRaisedException"
     seen = [
         f"{n}={environ[n]}" for n in environ if n.endswith(("_VISIBLE_DEVICES", "_AFFINITY_MASK"))
     ]
@@ -344,8 +345,14 @@ def _explain(kind: Any, value: Any, traceback: Any) -> None:
             'PyTorch needs no MPI to connect these ranks: use backend="gloo" on CPUs, "nccl" on '
             "GPUs, or leave the backend out"
         )
-    elif _BESIDE and kind.__name__ == "ProcessRaisedException" and "distributed" in text:
+    elif spawned and _BESIDE and "distributed" in text:
         _report_spawned(0)
+    elif spawned and _is_meeting_port(text, environ.get("MASTER_PORT", "")):
+        _report(
+            "this rank has started processes that read its RANK and MASTER_PORT, and each opened "
+            "that port: add --no-torchrun, or, with Lightning, start one rank per process and use "
+            'strategy="ddp"'
+        )
     elif _is_meeting_port(text, environ.get("MASTER_PORT", "")):
         _report(
             f"MASTER_PORT={environ.get('MASTER_PORT')} is in use by another process on "
@@ -373,10 +380,9 @@ def _run_next() -> None:
         spec.loader.exec_module(module)
 
 
-_print_error = sys.excepthook
-if _MANY:
-    sys.excepthook = _explain
 # With one rank, too: it may start those of torch.multiprocessing.spawn.
+_print_error = sys.excepthook
+sys.excepthook = _explain
 _awaited = {"torch.optim.optimizer": _hook_steps} if _MANY or _BITS or _RECORDS else {}
 if _BITS or _RECORDS:
     _awaited["torch.nn.parallel.distributed"] = _wrap_ddp
