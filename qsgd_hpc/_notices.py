@@ -1,12 +1,13 @@
-"""Notices of a command to its user; dropped unless there is a listener."""
+"""Messages to users: notices of a command, for its listener, and lines that a rank prints."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["listening", "muted", "tell"]
+__all__ = ["listening", "muted", "report", "tell", "warn"]
 
 _Listener = Callable[[str], object]
 _LISTENER: ContextVar[_Listener | None] = ContextVar("listener", default=None)
@@ -33,3 +34,13 @@ def tell(text: str) -> None:
     """Pass a notice to the listener: one sentence, in lower case, without a full stop."""
     if (listener := _LISTENER.get()) is not None:
         listener(text)
+
+
+def report(text: str) -> None:
+    """Print a line on this process's standard error, at once."""
+    print(f"qsgd-hpc: {text}", file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    """Print a warning; unlike one of Python, it cannot become an error on one rank (-W error)."""
+    report(f"warning: {text}")

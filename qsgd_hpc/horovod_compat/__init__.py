@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+from qsgd_hpc._notices import report
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.horovod_compat.keras2 import allow_keras2_calls
 from qsgd_hpc.launch.supervise import launched_rank
@@ -130,9 +131,7 @@ def install() -> None:
     sys.meta_path.insert(0, HorovodFinder())
     hidden = other_horovod()
     if hidden:
-        sys.stderr.write(
-            f"qsgd-hpc: notice: `import horovod` loads qsgd-hpc, not the Horovod in {hidden}\n"
-        )
+        report(f"notice: `import horovod` loads qsgd-hpc, not the Horovod in {hidden}")
 
 
 def installed() -> bool:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from qsgd_hpc._notices import report
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.supervise import launched_rank
 
@@ -248,9 +249,9 @@ def _extend_backend(keras: Any) -> None:
 
 def _set_session(session: Any) -> None:
     if launched_rank() == 0:
-        sys.stderr.write(
-            "qsgd-hpc: notice: set_session() has no effect in Keras 3, which has no sessions. "
-            "To pin GPUs: tf.config.set_visible_devices(gpus[hvd.local_rank()], 'GPU')\n"
+        report(
+            "notice: set_session() has no effect in Keras 3, which has no sessions. "
+            "To pin GPUs: tf.config.set_visible_devices(gpus[hvd.local_rank()], 'GPU')"
         )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qsgd_hpc import env
+from qsgd_hpc._notices import warn
 from qsgd_hpc.recording import STEP_MARK
 from qsgd_hpc.recording.records import record
 
@@ -47,11 +47,8 @@ def write_record(engine: Any, *, rank: int, ranks: int) -> None:
             record("engine", **fields, **uncoded(quality, planner=planner))
     except Exception as error:
         text = " ".join(str(error).split()) or type(error).__name__
-        print(
-            f"qsgd-hpc: warning: rank {rank} writes no 'engine' record: {text} (unset "
-            "QSGD_RECORDS to disable records)",
-            file=sys.stderr,
-            flush=True,
+        warn(
+            f"rank {rank} writes no 'engine' record: {text} (unset QSGD_RECORDS to disable records)"
         )
 
 

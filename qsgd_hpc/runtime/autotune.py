@@ -10,7 +10,6 @@ import csv
 import importlib.util
 import json
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsgd_hpc import env
+from qsgd_hpc._notices import report, warn
 from qsgd_hpc.errors import QsgdError, UsageError
 from qsgd_hpc.rules import PLAIN_BITS
 from qsgd_hpc.runtime import planning
@@ -239,7 +239,7 @@ class Tuner:
             return
         except (QsgdError, OSError) as error:
             if not self._stop.is_set():
-                _say(f"warning: autotuning ended: {error}")
+                warn(f"autotuning ended: {error}")
             return
         best = self.search.best
         if best is not None:
@@ -248,7 +248,7 @@ class Tuner:
                 self._on_best(best, self.search.best_speed)
         elif self._first is not None:  # the last ones may be bad in other ways, too
             self._apply(self._first)
-            _say(
+            report(
                 "warning: autotuning found no settings whose error is within QSGD_NMSE_BUDGET, "
                 "and returned to the first; its log (QSGD_AUTOTUNE_LOG) has the errors"
             )
@@ -323,7 +323,7 @@ class Tuner:
             with self._log.open("a", newline="") as file:
                 csv.writer(file).writerow([*row, f"{speed / 1e6:.3f}", f"{nmse:.3g}", int(kept)])
         except OSError as error:  # the search goes on, else this trial's settings would stay
-            _say(f"warning: {_cannot_log(self._log, error)}; later trials are not logged")
+            warn(f"{_cannot_log(self._log, error)}; later trials are not logged")
             self._log = None
 
 
@@ -433,7 +433,7 @@ def load(key: planning.Key) -> Settings | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _say(
+        report(
             f"warning: {kept_path(key)} is damaged ({error}); autotuning starts from the beginning"
         )
         return None
@@ -449,10 +449,6 @@ def _keep(key: planning.Key, best: Settings, speed: float) -> None:
     words = ", ".join(
         f"{name}={value}" for name, value in asdict(best).items() if value is not None
     )
-    _say(f"autotuning has ended: {words} reduces {speed / 1e6:.1f} MB of gradients per second")
+    report(f"autotuning has ended: {words} reduces {speed / 1e6:.1f} MB of gradients per second")
     if env.get("QSGD_PLAN_CACHE"):
         save(key, best, speed)
-
-
-def _say(text: str) -> None:
-    print(f"qsgd-hpc: {text}", file=sys.stderr, flush=True)

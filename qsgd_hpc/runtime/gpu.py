@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from qsgd_hpc import _core, env
+from qsgd_hpc._notices import warn
 from qsgd_hpc.errors import UsageError
 
 __all__ = [
@@ -144,10 +144,8 @@ def serves(device: int) -> bool:
     else:
         fault = load_fault()
     if fault:
-        print(
-            f"qsgd-hpc: warning: GPU {device}: {fault}. Tensors on it are copied to the host and "
-            "coded there. QSGD_GPU_LIBRARY=none silences this warning",
-            file=sys.stderr,
-            flush=True,
+        warn(
+            f"GPU {device}: {fault}. Tensors on it are copied to the host and "
+            "coded there. QSGD_GPU_LIBRARY=none silences this warning"
         )
     return bool(found) and not fault

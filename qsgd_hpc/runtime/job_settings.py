@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from qsgd_hpc import env
+from qsgd_hpc._notices import warn
 from qsgd_hpc.compression import from_environment
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.runtime.mpi_binding import holds_everywhere
@@ -62,7 +62,7 @@ def warn_of_misspelt() -> None:
     """Warn of variables in the environment whose names resemble settings: they have no effect."""
     if is_logged("warning"):
         for name, meant in env.misspelt().items():
-            _warn(f"{name} is not a setting and has no effect. Did you mean {meant}?")
+            warn(f"{name} is not a setting and has no effect. Did you mean {meant}?")
 
 
 def engine_config(
@@ -106,7 +106,7 @@ def engine_config(
         fan_out=settings["QSGD_FAN_OUT"],
         gpu_library=gpu.library() or "",  # each rank has the kernels of its own machine
         nccl_library=gpu.nccl(),
-        log=_warn if is_logged("warning") else None,
+        log=warn if is_logged("warning") else None,
     )
 
 
@@ -128,7 +128,3 @@ def _measures_at_start(settings: Settings) -> bool:
 def is_logged(level: str) -> bool:
     """Return whether QSGD_LOG_LEVEL allows messages of this level."""
     return env.LOG_LEVELS.index(level) >= env.LOG_LEVELS.index(env.get("QSGD_LOG_LEVEL"))
-
-
-def _warn(text: str) -> None:
-    print(f"qsgd-hpc: warning: {text}", file=sys.stderr, flush=True)

@@ -16,11 +16,11 @@ import secrets
 import selectors
 import socket
 import struct
-import sys
 import time
 from collections.abc import Collection
 from typing import Any
 
+from qsgd_hpc._notices import warn
 from qsgd_hpc.launch.hold_port import own_addresses
 from qsgd_hpc.runtime.mpi_binding import holds_everywhere
 
@@ -63,12 +63,10 @@ def connect(comm: Any, tree: Any) -> Peers:
         for fd, _, _ in peers:
             os.close(fd)
         if comm.Get_rank() == 0:
-            # Not a Python warning: as an error (-W error), it would leave the other ranks waiting.
-            text = (
+            warn(
                 f"{fault}; a rank that dies cannot be named. QSGD_LIFELINE=0 suppresses this "
                 "warning"
             )
-            print(f"qsgd-hpc: warning: {text}", file=sys.stderr, flush=True)
         return []
     _open.extend(fd for fd, _, _ in peers)
     return peers

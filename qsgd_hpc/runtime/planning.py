@@ -11,7 +11,6 @@ import json
 import os
 import re
 import socket
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsgd_hpc import __version__, env
+from qsgd_hpc._notices import warn
 from qsgd_hpc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def recall(comm: Any, key: Key) -> Machine | None:
             kept = load(key)
             found = None if kept is None else to_json(kept)
         except UsageError as error:
-            print(f"qsgd-hpc: warning: {error}", file=sys.stderr)
+            warn(str(error))
     found = comm.bcast(found)
     return None if found is None else from_json(found)
 
@@ -203,12 +203,11 @@ def keep(key: Key, measured: Machine) -> None:
     try:
         save(key, measured)
     except UsageError as error:  # there is no folder
-        print(f"qsgd-hpc: warning: {error}", file=sys.stderr)
+        warn(str(error))
     except OSError as error:
-        print(
-            f"qsgd-hpc: warning: {key.path}: {error.strerror}; the machine will be measured "
-            "again by the next job; set QSGD_HOME to a folder that can be written",
-            file=sys.stderr,
+        warn(
+            f"{key.path}: {error.strerror}; the machine will be measured "
+            "again by the next job; set QSGD_HOME to a folder that can be written"
         )
 
 

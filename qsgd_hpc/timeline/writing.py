@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsgd_hpc import env
+from qsgd_hpc._notices import warn
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.timeline import traces
 
@@ -172,13 +172,9 @@ def _merge_visible(files: Files, size: int) -> None:
     try:
         traces.merge(seen, files.merged)
     except (OSError, UsageError) as error:
-        return _warn(f"the ranks' timelines were not merged: {error}")
+        return warn(f"the ranks' timelines were not merged: {error}")
     if len(seen) < size:
-        _warn(
+        warn(
             f"{files.merged} holds {len(seen)} of {size} ranks: the other files are on other "
             "hosts; copy them here and run qsgd-hpc timeline merge"
         )
-
-
-def _warn(text: str) -> None:
-    print(f"qsgd-hpc: warning: {text}", file=sys.stderr, flush=True)

@@ -5,7 +5,6 @@ Gradients of DDP and shards of FSDP2 are coded on their device, and sent by thei
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from qsgd_hpc import _core
+from qsgd_hpc._notices import report
 from qsgd_hpc.compression import Eden, Lossy, Qsgd
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.rules import as_rules
@@ -84,8 +84,7 @@ def say(text: str, group: Any = None) -> None:
     """
     if dist.get_rank(group) == 0 and (group in (None, dist.group.WORLD) or _is_earliest(text)):
         rank = dist.get_rank()
-        sys.stderr.write(f"qsgd-hpc: {f'rank {rank}: ' if rank else ''}{text}\n")
-        sys.stderr.flush()
+        report(f"rank {rank}: {text}" if rank else text)
 
 
 def _is_earliest(text: str) -> bool:
