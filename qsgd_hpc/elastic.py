@@ -12,12 +12,12 @@ from __future__ import annotations
 import functools
 import os
 import pickle
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from qsgd_hpc import env
+from qsgd_hpc._notices import report
 from qsgd_hpc.errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -200,12 +200,18 @@ class State:
             _owners[self._file] = self._own
         owed = None
         if found and file is not None:
-            print(f"qsgd-hpc: resuming from the commit in {file}", file=sys.stderr, flush=True)
+            report(f"resuming from the commit in {file}")
             with file.open("rb") as stream:
                 content = self._load(stream)
             for name, captured in content["parts"].items():
                 if name in self._parts:
-                    self._parts[name].put_back(captured)
+                    part = self._parts[name]
+                    if difference := part.difference(captured):
+                        report(
+                            f"{name}{difference}. The training goes on with the file's. "
+                            "If the model has changed, remove the file to start from the beginning"
+                        )
+                    part.put_back(captured)
             owed = content["owed"]
         self._owed = broadcast_object(owed, 0, None)
         load_error_feedback_state(self._owed)

@@ -29,6 +29,10 @@ class Part(ABC):
     def put_back(self, captured: Any) -> None:
         """Restore a captured state; can be called repeatedly with the same one."""
 
+    def difference(self, captured: Any) -> str:
+        """Return how a capture of another job differs in shape; "" if ``put_back`` checks it."""
+        return ""
+
     def sync(self) -> None:
         """Replace the value on every rank by rank 0's; collective."""
         self.put_back(broadcast_object(self.capture() if basics.rank() == 0 else None, 0, None))

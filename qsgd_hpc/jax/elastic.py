@@ -21,10 +21,9 @@ import copy
 import functools
 import os
 import pickle
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -142,6 +141,10 @@ class _TreePart(ValuePart):
         else:
             super().put_back(captured)
 
+    def difference(self, captured: Any) -> str:
+        """Name the first array of another shape, which JAX would use without an error."""
+        return captured.difference(self.value) if isinstance(captured, _CapturedTree) else ""
+
 
 class JaxState(State):
     """Pytrees (parameters, the state of an optimizer, random keys...) and plain values.
@@ -153,20 +156,6 @@ class JaxState(State):
     def _part(self, value: Any) -> Part:
         part = super()._part(value)
         return _TreePart(value) if type(part) is ValuePart else part
-
-    def _load(self, stream: BinaryIO) -> Any:
-        content = super()._load(stream)
-        for name, captured in content["parts"].items():
-            if name not in self._parts or not isinstance(captured, _CapturedTree):
-                continue
-            if difference := captured.difference(self._parts[name].value):
-                print(
-                    f"qsgd-hpc: {name}{difference}. The training goes on with the file's. If the "
-                    "model has changed, remove the file to start from the beginning",
-                    file=sys.stderr,
-                    flush=True,
-                )
-        return content
 
 
 def run(
