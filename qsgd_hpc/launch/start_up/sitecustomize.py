@@ -347,15 +347,13 @@ def _explain(kind: Any, value: Any, traceback: Any) -> None:
         )
     elif spawned and _BESIDE and "distributed" in text:
         _report_spawned(0)
-    elif spawned and _is_meeting_port(text, environ.get("MASTER_PORT", "")):
+    elif _is_meeting_port(text, environ.get("MASTER_PORT", "")):
         _report(
             "this rank has started processes that read its RANK and MASTER_PORT, and each opened "
             "that port: add --no-torchrun, or, with Lightning, start one rank per process and use "
             'strategy="ddp"'
-        )
-    elif _is_meeting_port(text, environ.get("MASTER_PORT", "")):
-        _report(
-            f"MASTER_PORT={environ.get('MASTER_PORT')} is in use by another process on "
+            if spawned
+            else f"MASTER_PORT={environ.get('MASTER_PORT')} is in use by another process on "
             f"{environ.get('MASTER_ADDR')}: unset it, and the run reserves a port"
         )
 
