@@ -15,6 +15,7 @@ from qsgd_hpc.eight_steps.reading import DEPTH, Script, dotted, is_literal, name
 
 __all__ = ["average_metrics"]
 
+# NUMBER matches the function that a value calls; CONVERTED, any part of the value's text.
 CONVERTED = re.compile(r"\.(item|numpy|tolist)\(|(?<![\w.])(float|int)\(|\.shape\[-?\d\]$")
 NUMBER = re.compile(
     r"(?<!tensorflow)\.(item|numpy|tolist|size|numel)$|^(float|int|len|round)$|^(math|numpy)\."
@@ -94,8 +95,8 @@ def type_of(script: Script, node: cst.CSTNode, depth: int = DEPTH) -> str:
     """Return what a value is, as far as the text shows.
 
     Returns:
-        "number" (of Python or NumPy), "tensor" (the result of any other call), "either" (a product
-        of both: another call may return a number, too), or "" for a name without a known value.
+        "number" (of Python or NumPy), "tensor" (the result of any other call), "either" (computed
+        from both: another call may return a number, too), or "" for a name without a known value.
     """
     value = script.value(node)
     if isinstance(value, cst.BinaryOperation) and depth:
