@@ -36,7 +36,7 @@ from qsgd_hpc.runtime.feedback import (
 )
 from qsgd_hpc.runtime.objects import broadcast_object
 
-__all__ = ["HostsUpdatedInterrupt", "State", "run"]
+__all__ = ["HostsUpdatedInterrupt", "ObjectState", "State", "run"]
 
 
 # The state of this process whose commits a file has.
@@ -234,6 +234,19 @@ class State:
 
     def _load(self, stream: BinaryIO) -> Any:
         return pickle.load(stream)
+
+
+class ObjectState(State):
+    """A :class:`State` for scripts that create it with Horovod's arguments.
+
+    Args:
+        bcast_object: accepted for compatibility.
+        get_rank: accepted for compatibility.
+        attributes: as of a :class:`State`.
+    """
+
+    def __init__(self, bcast_object: Any = None, get_rank: Any = None, **attributes: Any) -> None:
+        super().__init__(**attributes)
 
 
 def run(

@@ -25,14 +25,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from qsgd_hpc.elastic import HostsUpdatedInterrupt, State, run
+from qsgd_hpc.elastic import HostsUpdatedInterrupt, ObjectState, State, run
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.parts import Part, require_variables
 from qsgd_hpc.frameworks.shared_names import is_shared
 from qsgd_hpc.tensorflow.functions import broadcast_variables
 from qsgd_hpc.tensorflow.ops._names import unwrapped
 
-__all__ = ["HostsUpdatedInterrupt", "TensorFlowKerasState", "TensorFlowState", "run"]
+__all__ = [
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "run",
+]
 
 
 class _Variables(Part):

@@ -110,3 +110,10 @@ def test_commits_in_memory_need_no_other_rank():
         state.commit()
     broadcast_object(None)
     assert state.value == (basics.rank() == 0)
+
+
+def test_a_state_takes_the_arguments_of_horovod():
+    rank = basics.rank()
+    state = elastic.ObjectState(bcast_object=broadcast_object, get_rank=basics.rank, epoch=3 + rank)
+    state.sync()
+    assert state.epoch == 3
