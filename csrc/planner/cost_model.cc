@@ -134,7 +134,8 @@ int distance(const CodecSpec& a, const CodecSpec& b) {
   return (a.scheme == b.scheme ? 0 : 100) + std::abs(a.bits - b.bits);
 }
 
-// Observations of the algorithm with the most similar code, by size.
+// Observations of the algorithm with the most similar code, by size; of two codes that are equally
+// similar, those of the first: a line through both would have two times for one size.
 std::vector<const Observation*> observations(const Machine& m, Algorithm algorithm,
                                              const std::optional<CodecSpec>& spec) {
   std::vector<const Observation*> found;
@@ -144,6 +145,7 @@ std::vector<const Observation*> observations(const Machine& m, Algorithm algorit
     const int away = spec ? distance(*o.spec, *spec) : 0;
     if (away > nearest) continue;
     if (away < nearest) found.clear();
+    if (!found.empty() && !(found.front()->spec == o.spec)) continue;
     nearest = away;
     found.push_back(&o);
   }

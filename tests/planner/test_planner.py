@@ -193,6 +193,20 @@ def test_the_code_most_like_the_one_in_question_corrects_it():
         )
 
 
+def test_a_code_between_two_observed_ones_is_corrected_by_the_first_of_them():
+    def three_bits_s(m, count):
+        return _core.allreduce_s(
+            m, algorithm="sra", count=count, coding=_core.CodecSpec(scheme="qsgd", bits=3)
+        )
+
+    plain = machine(4)
+    seen = observed(plain, ("sra", 4, MI, 2.0), ("sra", 2, MI, 5.0))
+    excess_s = seconds(plain, "sra", MI, 4)
+    for count in (MI // 2, MI, 8 * MI):
+        expected = three_bits_s(plain, count) + excess_s
+        assert three_bits_s(seen, count) == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_slow_start_raises_the_threshold():
     # Few bytes among a power of two of ranks take another way, which holds the threshold up.
     quick = machine(6, byte_s=1e-9)
