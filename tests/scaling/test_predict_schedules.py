@@ -104,3 +104,5 @@ def test_an_unknown_algorithm_is_answered_with_the_known_ones():
         schedule("rign", Layout(2), [(10, 0)])
     with pytest.raises(UsageError, match="sends float32"):
         schedule("ring", Layout(2), [(10, 0)], Coding(8))
+    with pytest.raises(UsageError, match="'shared' is for ranks of one node"):
+        schedule("shared", Layout(8, 4), [(10, 0)])

@@ -219,6 +219,8 @@ def phase_s(
 ) -> tuple[float, float]:
     """Return the seconds of a phase: those of its latencies, and those of its bytes."""
     layout = schedule.layout
+    if phase.rounds == 0:  # of the leaders of a single node
+        return 0.0, 0.0
     if phase.together:
         rounds = [[phase.at(i) for i in range(phase.rounds)]]
         repeats, messages = 1, phase.rounds

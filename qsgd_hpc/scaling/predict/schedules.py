@@ -248,6 +248,10 @@ def schedule(
             f"algorithm {name!r} {'needs codes' if name in COMPRESSED else 'sends float32'}; "
             "choose another, or auto"
         )
+    if name == "shared" and layout.nodes > 1:
+        raise UsageError(
+            "algorithm 'shared' is for ranks of one node; choose 'hierarchical', or auto"
+        )
     nothing = np.zeros(layout.ranks, dtype=np.int64)
     count = sum(elements for elements, _ in tensors)
     if layout.ranks == 1 or count == 0:

@@ -163,7 +163,7 @@ class SimGrid:
         self.fabric = fabric
         self.routing = routing
         self.most = most
-        self._known: dict[tuple[str, Layout], float] = {}
+        self._known: dict[tuple[str, str, Layout], float] = {}
 
     def slowdown(self, schedule: Schedule, phase: Phase) -> float:
         """Return the phase's time between nodes over that of the closed form.
@@ -172,7 +172,7 @@ class SimGrid:
             UsageError: the simulator is not available, or failed.
         """
         layout = schedule.layout
-        key = (phase.pattern, layout)
+        key = (schedule.algorithm, phase.pattern, layout)
         if key not in self._known:
             self._known[key] = self._simulate(phase, layout)
         return self._known[key]
