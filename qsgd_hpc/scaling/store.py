@@ -19,7 +19,7 @@ from qsgd_hpc.jobs import JobRequest
 from qsgd_hpc.jobs.registry import write_file
 from qsgd_hpc.launch.cluster.network import NONE
 from qsgd_hpc.recording.records import RESERVED
-from qsgd_hpc.scaling.define.study import Point, Study, differences
+from qsgd_hpc.scaling.define.study import PLAIN_BITS, Point, Study, differences
 
 __all__ = [
     "RECORD_HINT",
@@ -33,6 +33,7 @@ __all__ = [
     "parse_attempts",
     "parse_records",
     "throughput",
+    "usable",
     "writing",
 ]
 
@@ -93,6 +94,36 @@ class Attempt:
     def network(self) -> Mapping[str, Any]:
         """The launcher's records of an emulated network; empty without one."""
         return next((r for r in reversed(self.records) if r.get("event") == "network"), {})
+
+    @property
+    def used_bits(self) -> int | None:
+        """The bits that torch.distributed's gradients had on every rank; None if unknown."""
+        told = [r.get("gradient_bits") for r in self.engines.values()]
+        found = {bits if is_number(bits) else None for bits in told}
+        bits = found.pop() if len(found) == 1 else None
+        return None if bits is None else int(bits)
+
+    @property
+    def has_other_bits(self) -> bool:
+        """Whether it ran on several ranks and did not use the bits of its point."""
+        if self.point.ranks == 1:
+            return False
+        used = self.used_bits
+        if used is not None:
+            return used != self.point.bits
+        return self._coded is (self.point.bits == PLAIN_BITS)
+
+    @property
+    def _coded(self) -> bool | None:
+        """Whether it compressed gradients; None if its records do not tell."""
+        nmse, bits = self.final.get("nmse"), self.final.get("bits")
+        if is_number(nmse) and nmse > 0:
+            return True
+        asked = [r.get("asked_tensors") for r in self.engines.values()]
+        known = [n for n in asked if is_number(n)]
+        if not known or len(known) < len(asked):
+            return bits != PLAIN_BITS if is_number(bits) else None
+        return any(n > 0 for n in known)
 
     @property
     def seconds(self) -> float | None:
@@ -224,6 +255,11 @@ def finished(attempts: Iterable[Attempt]) -> dict[str, Attempt]:
         if attempt.fault is None:
             done.setdefault(attempt.point.key, attempt)
     return done
+
+
+def usable(attempts: Iterable[Attempt]) -> list[Attempt]:
+    """Return the measurements of the finished points that used the bits of their point."""
+    return [a for a in finished(attempts).values() if not a.has_other_bits]
 
 
 def is_number(value: object) -> TypeGuard[float]:

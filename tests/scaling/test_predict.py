@@ -125,6 +125,13 @@ def test_one_rank_waits_for_nobody():
     assert (row.exposed_s, row.straggler_s, row.efficiency) == (0, 0, pytest.approx(1))
 
 
+@pytest.mark.parametrize("algorithm", ("hierarchical", "leaders"))
+def test_the_leader_of_a_single_node_sends_nothing(algorithm):
+    setting = Setting(ranks_per_node=4, algorithm=algorithm)
+    one, two = predict(training(), GIGABIT, setting, [1, 2], [32], ClosedForm())
+    assert 0 < one.comm_s < two.comm_s
+
+
 @pytest.mark.parametrize("nodes", (2, 5, 16, 100))
 def test_fewer_bits_are_never_slower_where_the_link_limits(nodes):
     rows = predict(training(), GIGABIT, Setting(), [nodes], [32, 8, 4, 2], ClosedForm())
@@ -397,6 +404,19 @@ def test_a_prediction_uses_the_measurements_of_the_report(tmp_path):
         points, _ = measured(folder.path, f"train-batch128-{algorithm}")
         assert sorted(p["ranks"] for p in points) == [1, 2, 4]
         assert all(p["throughput"] > 0 and p["case"].algorithm == algorithm for p in points)
+
+
+def test_a_prediction_uses_no_run_in_other_bits(tmp_path):
+    """As of a script that always compresses."""
+    folder = study_folder(tmp_path, lambda p: 0.12 / p.ranks, study={"bits": (32, 4)}, nmse=0.01)
+    points, _ = measured(folder.path)
+    assert sorted((p["ranks"], p["bits"]) for p in points) == [(1, 32), (2, 4), (4, 4)]
+
+
+def test_a_script_that_records_no_batch_is_predicted(tmp_path):
+    study_folder(tmp_path, lambda p: 0.12 / p.ranks, global_batch_size=...)
+    shown = run("--from", tmp_path, "--link-gbps", 1, "--nodes", 2, "--no-simgrid")
+    assert shown.exit_code == 0, shown.output
 
 
 def test_validation_says_how_far_repeats_are_apart(tmp_path):

@@ -53,6 +53,19 @@ def test_a_row_is_the_median_of_its_repeats_and_studies_add_up(tmp_path: Path) -
         assert row["unit"].endswith("/s")
 
 
+def test_runs_in_other_bits_have_no_rows(tmp_path: Path) -> None:
+    """As of a script that always compresses."""
+    whole = study(nodes=(1, 2), bits=(32, 4), repeats=1)
+    written(tmp_path / "study", whole, [metered(p, speed=1.0, nmse=0.01) for p in plan(whole)])
+    target = tmp_path / "speeds.csv"
+    assert reported(tmp_path / "study", "--rows", str(target)).exit_code == 0
+    with target.open(newline="") as file:
+        assert [(row["ranks"], row["bits"]) for row in csv.DictReader(file)] == [
+            ("1", "32"),
+            ("2", "4"),
+        ]
+
+
 def test_a_last_row_without_a_newline_stays_a_row_of_its_own(tmp_path: Path) -> None:
     whole = study(nodes=(1,), bits=(32,), repeats=1)
     written(tmp_path / "study", whole, [metered(p, speed=1.0) for p in plan(whole)])

@@ -21,7 +21,7 @@ from qsgd_hpc.scaling.analysis.results import BREAKDOWN, COLUMNS, Analysis, Case
 from qsgd_hpc.scaling.analysis.stats import interval, ratio_interval
 from qsgd_hpc.scaling.analysis.verdicts import break_even, compressed_rows
 from qsgd_hpc.scaling.define.study import PLAIN_BITS, Case, counts_for, global_batch
-from qsgd_hpc.scaling.store import Attempt, finished, is_number, throughput
+from qsgd_hpc.scaling.store import Attempt, finished, is_number, throughput, usable
 
 __all__ = ["COLUMNS", "Analysis", "analyse"]
 
@@ -55,8 +55,7 @@ def analyse(
     Returns:
         The analysis; it has no cases if no point is finished.
     """
-    ended = list(finished(attempts).values())
-    measured = [a for a in ended if not _has_other_bits(a)]
+    measured = usable(attempts)
     found = [
         (case, *_one_unit(runs))
         for case in cases or _measured_cases(measured)
@@ -75,7 +74,7 @@ def analyse(
         *_cut_short(measured),
         *_impossible(measured),
         *_other_batches(measured, mode),
-        *_other_bits(ended),
+        *_other_bits(list(finished(attempts).values())),
     )
     return Analysis(done, (*left_out, *limits))
 
@@ -161,9 +160,9 @@ def _other_batches(measured: Sequence[Attempt], mode: str) -> Iterator[str]:
 def _other_bits(measured: Sequence[Attempt]) -> Iterator[str]:
     """Yield a caution on scripts whose own compression overrides the study's bits."""
     several = [a for a in measured if a.point.ranks > 1]
-    other = [a for a in several if _has_other_bits(a)]
+    other = [a for a in several if a.has_other_bits]
     if other:
-        point, used = other[0].point, _used_bits(other[0])
+        point, used = other[0].point, other[0].used_bits
         did = "compressed gradients" if point.bits == PLAIN_BITS else "compressed no gradient"
         if used not in (None, PLAIN_BITS):
             did = f"compressed gradients to {units.bits_name(used)}"
@@ -173,33 +172,6 @@ def _other_bits(measured: Sequence[Attempt]) -> Iterator[str]:
             "They are not used. Bits in the script override --bits: remove its compression= or "
             "bits= (FSDP2 needs QSGD_WEIGHT_BITS, too), so that the study sets them."
         )
-
-
-def _has_other_bits(attempt: Attempt) -> bool:
-    """Return whether a run on several ranks did not use the bits of its point."""
-    point, used = attempt.point, _used_bits(attempt)
-    if point.ranks == 1:
-        return False
-    if used is not None:
-        return used != point.bits
-    return _coded(attempt) is (point.bits == PLAIN_BITS)
-
-
-def _used_bits(attempt: Attempt) -> int | None:
-    """Return the bits that torch.distributed's gradients had on every rank; None if unknown."""
-    found = {number(r, "gradient_bits") for r in attempt.engines.values()}
-    return int(bits) if len(found) == 1 and not math.isnan(bits := found.pop()) else None
-
-
-def _coded(attempt: Attempt) -> bool | None:
-    """Return whether a run compressed gradients; None if its records do not tell."""
-    if number(attempt.final, "nmse") > 0:
-        return True
-    asked = [number(r, "asked_tensors") for r in attempt.engines.values()]
-    if not asked or any(math.isnan(n) for n in asked):
-        bits = number(attempt.final, "bits")
-        return None if math.isnan(bits) else bits != PLAIN_BITS
-    return any(n > 0 for n in asked)
 
 
 def _case(case: Case, measured: Sequence[Attempt], given: float | None, mode: str) -> CaseAnalysis:

@@ -113,7 +113,7 @@ def predict(**options: Any) -> None:
     if training.buckets and options["algorithm"] != "auto":
         raise UsageError("--algorithm is the engine's; the study's gradients were DDP's: drop it.")
     nodes, bits = parse_nodes(options["nodes"]), _parse_bits(options["bits"])
-    batch = next((p["global_batch_size"] for p in points if p["ranks"] == training.ranks), None)
+    batch = next((p.get("global_batch_size") for p in points if p["ranks"] == training.ranks), None)
     if setting.mode == "strong" and batch and max(nodes) * per_node > batch:
         notes.append(f"More than {batch} ranks cannot share the global batch of {batch} samples.")
     most = _largest_job(options["site"])

@@ -10,7 +10,7 @@ from typing import Any
 
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.scaling.define.study import PLAIN_BITS, Case, counts_for
-from qsgd_hpc.scaling.store import Attempt, StudyFolder, finished, is_number, throughput
+from qsgd_hpc.scaling.store import Attempt, StudyFolder, is_number, throughput, usable
 
 __all__ = ["Measured", "TrainingProfile", "measured", "training_of"]
 
@@ -116,7 +116,7 @@ def measured(folder: Path, case: str | None = None) -> tuple[list[Measured], str
     """
     study_folder = StudyFolder(folder)
     study = study_folder.study()
-    done = finished(study_folder.attempts()[0]).values()
+    done = usable(study_folder.attempts()[0])
     own = {c.key: [_numbers(a, c) for a in done if counts_for(c, a.point)] for c in study.cases}
     cases = sorted(key for key, points in own.items() if points)
     if not cases:

@@ -57,10 +57,10 @@ def report(
 
 def _append(target: Path, folder: StudyFolder, system: str | None) -> None:
     from qsgd_hpc.scaling.report.tables import COLUMNS, rows, to_csv
-    from qsgd_hpc.scaling.store import finished
+    from qsgd_hpc.scaling.store import usable
 
     attempts, _ = folder.attempts()
-    text = to_csv(rows(finished(attempts).values(), system or folder.study().site))
+    text = to_csv(rows(usable(attempts), system or folder.study().site))
     try:
         before = target.read_text("utf-8") if target.exists() else ""
         heading = text.partition("\n")[0]
