@@ -33,6 +33,8 @@ def test_a_packed_job_holds_the_largest_size_for_all_its_points():
     known = estimate(whole, plan(whole), times, 30)
     assert (known.node_hours, known.jobs, known.bound) == (pytest.approx(4 * 3 / 60), 1, False)
     assert estimate(whole, plan(whole), times, 2).jobs == 2
+    small = [p for p in plan(whole) if p.nodes == 1]
+    assert estimate(whole, small, times, 30).node_hours == pytest.approx(1 / 60)
 
 
 def test_measured_times_tell_of_like_points_first():

@@ -161,7 +161,8 @@ def estimate(
     if study.pack:
         total_s: float | None = limit_s if bound else sum(known)
         jobs = 1 if limit_s is None or total_s is None else max(1, -int(-total_s // limit_s))
-        hours = None if total_s is None else max(study.nodes) * total_s / 3600
+        nodes = max((p.nodes for p in points), default=0)  # of the one job
+        hours = None if total_s is None else nodes * total_s / 3600
         return Estimate(hours if points else 0.0, jobs if points else 0, bound, packed=True)
     each = [limit_s if s is None else min(s, limit_s or s) for s in seconds]
     if any(s is None for s in each):
