@@ -300,6 +300,7 @@ def test_under_noise_the_intervals_hold_the_link_as_often_as_they_say(latency, n
 
 def test_rows_that_cannot_tell_are_owned_up_to():
     assert fit_link(runs((2,), (32,))) is None
+    assert fit_link(runs((2, 4), (32,)).assign(reductions_per_step=0.0)) is None
     two = runs((2,), (32, 4))
     assert "Two rows determine it exactly" in fit_link(two).caution
     falling = fit_link(two.assign(comm_s=[1e-3, 2e-3]))

@@ -217,7 +217,7 @@ def _sending(runs: pd.DataFrame) -> pd.DataFrame:
     rows["bytes"] = rows["wire_bytes_per_step"] / rows["ranks"]
     rows["messages"] = 2 * (rows["ranks"] - 1) * rows["reductions_per_step"].fillna(1)
     rows["link_s"] = rows["comm_s"] - rows["coding_s"].fillna(0)
-    return rows[rows["link_s"] > 0]
+    return rows[(rows["link_s"] > 0) & (rows["messages"] > 0)]
 
 
 def _inverse(cost: Estimate) -> Estimate:
