@@ -228,9 +228,9 @@ def once_note(rows: Sequence[Row]) -> str:
 
 def _headline(shown: _Shown) -> str:
     where = units.nodes_name(shown.largest[0]["nodes"])
-    once = once_note(shown.largest)
     if shown.plain is None or shown.packed is None:
-        return _scaling_headline(shown, where) + once
+        return _scaling_headline(shown, where) + once_note(shown.largest)
+    once = once_note([shown.plain, shown.packed])
     judged = judge(shown.analysis, shown.packed, shown.plain)
     result, change = speed_words(judged.speed), judged.quality.change
     if judged.quality.word == "worse":
@@ -449,7 +449,7 @@ def _study_headline(analysis: Analysis, gains: list[_Gain]) -> str:
         where = f"In {len(pays)} of {units.count(len(gains), 'case')}"
         return (
             f"{where} compressing pays: QSGD trains up to {units.times(best.ratio)} as fast as "
-            f"fp32 ({best.name}){once}"
+            f"fp32 ({best.name})"
         )
     if all(gain.once for gain in gains):
         span = units.span([gain.ratio for gain in gains], units.times)
