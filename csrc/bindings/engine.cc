@@ -237,6 +237,7 @@ void bind_engine(py::module_& m) {
       .def("shutdown", &Engine::shutdown, py::arg("reason"), py::arg("patience_s") = 1e9, NoGil())
       .def("abort", &Engine::abort, py::arg("message"), NoGil())
       .def("aborted", &Engine::aborted)
+      .def("joins", &Engine::joins)
       .def("tune", &tune, py::kw_only(), py::arg("fusion_bytes") = py::none(),
            py::arg("cycle_time_s") = py::none(), py::arg("algorithm") = py::none(),
            py::arg("bits") = py::none(), py::arg("segment_elements") = py::none(),

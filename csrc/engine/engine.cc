@@ -103,6 +103,10 @@ std::shared_ptr<Handle> Engine::enter(OperationPtr operation, TensorMemory& memo
   if (operation->kind == OpKind::kAllreduce && operation->lasting) {
     steps_.started(*operation, foreign);
   }
+  if (operation->kind == OpKind::kJoin) {
+    ++joins_;
+    numbers_.clear();
+  }
   fresh_.emplace_back();
   fresh_.back().operation = std::move(operation);
   fresh_.back().ready = std::move(ready);
@@ -147,7 +151,8 @@ OperationPtr Engine::named(Operation operation) {
 std::string Engine::next_name(OpKind kind, int32_t set) {
   if (kind == OpKind::kJoin) return kJoinName;
   const std::lock_guard<std::mutex> lock(mutex_);
-  const std::string place = set == 0 ? "" : "set" + std::to_string(set) + ".";
+  std::string place = set == 0 ? "" : "set" + std::to_string(set) + ".";
+  if (joins_ > 0) place += "join" + std::to_string(joins_) + ".";
   const uint64_t number = numbers_[{kind, set}]++;
   return std::string(describe(kind)) + ".unnamed." + place + std::to_string(number);
 }

@@ -99,8 +99,10 @@ class Engine {
   static void check_not_driving(const char* call);
 
   // Returns a name for an operation without one: equal on ranks of the process set that call in the
-  // same order.
+  // same order. After a join it counts from 0 again, because a joined rank made fewer calls.
   std::string next_name(OpKind kind, int32_t set = 0);
+  // How often this rank has joined; equal on all ranks when they have joined.
+  uint64_t joins() const { return joins_; }
 
   // On rank 0: changes how later operations are executed, on all ranks alike. Throws a usage error
   // on other ranks, and for values that this job cannot use.
@@ -204,7 +206,8 @@ class Engine {
   bool leaving_ = false;
   bool ended_ = false;  // the engine's thread has finished
   std::string reason_;
-  // Counters for operations without a name, by kind and process set.
+  std::atomic<uint64_t> joins_{0};
+  // Counters for operations without a name since the last join, by kind and process set.
   std::map<std::pair<OpKind, int32_t>, uint64_t> numbers_;
   std::unordered_map<OperationPtr, OperationPtr> placed_;
 

@@ -422,7 +422,6 @@ def join() -> int:
     """
     core = basics.context().engine.start(operation("join", "", **_NO_TENSOR))
     last: int = Handle([core], core.result).wait()
-    basics.next_number("join")
     return last
 
 

@@ -22,6 +22,14 @@ def test_joined_ranks_add_zeros_that_count_in_averages(framework, hvd, op):
     assert framework.array(hvd.allreduce(of(framework, 1.0), op=hvd.Sum))[0] == hvd.size()
 
 
+def test_operations_without_names_agree_after_a_join(framework, hvd):
+    for _ in range(hvd.rank() + 1):
+        hvd.allreduce(of(framework, 1.0), op=hvd.Sum)
+    for _ in range(2):
+        assert hvd.join() >= 0
+        assert framework.array(hvd.allreduce(of(framework, 1.0), op=hvd.Sum))[0] == hvd.size()
+
+
 def test_booleans_are_added_without_a_joined_rank(framework, hvd):
     if hvd.rank() > 0 or hvd.size() == 1:
         for value in (True, False):
