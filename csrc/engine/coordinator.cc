@@ -375,6 +375,7 @@ void Coordinator::fail(Table::iterator it, const Fault& fault) {
   agreed.operation = p.operation;
   agreed.ranks = p.ranks;
   agreed.fault = fault;
+  if (p.operation->kind == OpKind::kJoin) joined_.clear();
   if (p.grouped) {
     const GroupKey group = group_of(*p.operation);
     break_group(group, fault);
@@ -386,6 +387,7 @@ void Coordinator::fail(Table::iterator it, const Fault& fault) {
 void Coordinator::leave(int rank, const std::string& reason) {
   left_.emplace_back(rank, reason);
   fail_unreachable();
+  fail_deadlocked();
 }
 
 void Coordinator::fail_unreachable() {

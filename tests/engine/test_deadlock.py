@@ -111,6 +111,20 @@ def test_ranks_of_different_sets_may_wait_for_one_another():
     assert len(set(errors)) == 1
 
 
+def test_a_deadlock_in_a_set_is_found_when_the_other_ranks_leave():
+    def program(me):
+        pair = me.add_process_set([0, 1])
+        pair.wait()
+        if me.rank == 2:
+            time.sleep(3 * SOON_S)  # the others have reported what they wait for
+            return None
+        return message(lambda: reduce(me, "ab"[me.rank], process_set=pair.result()))
+
+    first, second, _ = on_ranks(3, program, deadlock_s=SOON_S)
+    assert first == second
+    assert "rank 0 for 'a' of process set 1, rank 1 for 'b' of process set 1" in first
+
+
 def test_a_rank_that_joined_waits_on():
     def program(me):
         text = ""
