@@ -111,7 +111,7 @@ bool Engine::collect() {
   std::move(late, collected_.end(), std::back_inserter(late_));
   collected_.erase(late, collected_.end());
   if (!collected_.empty()) agreement_.submit(collected_);
-  if (leaving) agreement_.leave(reason_);
+  if (leaving && late_.empty()) agreement_.leave(reason_);  // the others need what was started
   collected_.clear();
   return busy;
 }
@@ -143,6 +143,7 @@ bool Engine::submit_ready() {
                                       std::make_move_iterator(late_.end()));
   late_.erase(ready, late_.end());
   agreement_.submit(submissions);
+  if (late_.empty()) news_.store(true);  // this rank may be about to leave
   return true;
 }
 
