@@ -43,7 +43,8 @@ void Engine::drive_until_done(const Operation& operation, Handle& handle,
                               const std::function<bool()>& interrupted) {
   if (operation.size_bytes() > kMostBytes) return;
   const std::unique_lock<std::mutex> alone(driving_, std::try_to_lock);
-  if (!alone) return;
+  // Callbacks of other operations may submit, which this thread could not do while it drives.
+  if (!alone || executor_.is_landing()) return;
   const Driving here;
   const Waiting waiting(handle);
   const Interruptible waits(interrupted);

@@ -109,6 +109,10 @@ void Executor::finish_held(bool grouped) {
 }
 
 void Executor::end_finished() {
+  if (!held_.empty()) {  // the copies of a group's members land before any member completes
+    end_landed();
+    return;
+  }
   std::vector<Ended> finished;
   finished.swap(finished_);
   if (landing_.empty()) {

@@ -48,6 +48,7 @@ class Executor {
   // Completes operations whose results have arrived on their device. Returns true while others are
   // pending.
   bool end_landed();
+  bool is_landing() const { return !in_flight_.empty(); }
   WorkDone done() const;
 
  private:
