@@ -27,7 +27,9 @@ Mark::~Mark() {
 }
 
 bool Mark::passed() {
-  if (!passed_) device_.require(device_.library().passed(event_, &passed_));
+  if (passed_) return true;
+  const Device::Use here(device_);  // else the query may initialize the first device, where other
+  device_.require(device_.library().passed(event_, &passed_));  // processes have their tensors
   return passed_;
 }
 
@@ -37,7 +39,11 @@ DeviceMemory::DeviceMemory(Device& device, size_t size_bytes)
   void* data = device.memory_.take(std::max(size_bytes, kLeast), whole_, [&](void* smaller) {
     device.require(device.library().give(smaller, device.stream()));
   });
-  if (data == nullptr) device.require(device.library().take(whole_, &data, device.stream()));
+  if (data == nullptr && device.library().take(whole_, &data, device.stream()) != nullptr) {
+    // Free blocks of other sizes may hold what is missing.
+    device.memory_.clear([&](void* block) { device.library().give(block, device.stream()); });
+    device.require(device.library().take(whole_, &data, device.stream()));
+  }
   data_ = static_cast<uint8_t*>(data);
 }
 

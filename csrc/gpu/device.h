@@ -78,6 +78,7 @@ class Blocks {
   // Calls end(block) for each.
   template <class End>
   void clear(const End& end) {
+    const std::lock_guard<std::mutex> lock(mutex_);
     for (auto& [size, block] : free_) end(block);
     free_.clear();
   }

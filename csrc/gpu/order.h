@@ -66,7 +66,22 @@ inline const char* wait(Stream stream, Event event) {
   return failure(QSGD_GPU_API(StreamWaitEvent)(to_stream(stream), to_event(event), 0));
 }
 
+// While another thread captures a graph in the global mode, as torch.cuda.graph() does, this thread
+// may not query events or allocate pinned memory, unless it is in the relaxed mode.
+class Relaxed {
+ public:
+  Relaxed() { exchange(); }
+  ~Relaxed() { exchange(); }
+  Relaxed(const Relaxed&) = delete;
+  Relaxed& operator=(const Relaxed&) = delete;
+
+ private:
+  void exchange() { static_cast<void>(QSGD_GPU_API(ThreadExchangeStreamCaptureMode)(&mode_)); }
+  QSGD_GPU_API(StreamCaptureMode) mode_ = QSGD_GPU_API(StreamCaptureModeRelaxed);
+};
+
 inline const char* passed(Event event, bool* passed) {
+  const Relaxed mode;
   const QSGD_GPU_API(Error_t) state = QSGD_GPU_API(EventQuery)(to_event(event));
   const char* why = failure(state);  // clears "not ready" as well
   *passed = state == QSGD_GPU_API(Success);
@@ -84,6 +99,7 @@ inline const char* clear(void* to, size_t size_bytes, Stream stream) {
 
 // With unified addressing, the host address is valid on every device.
 inline const char* take_pinned(size_t size_bytes, void** memory) {
+  const Relaxed mode;
 #if defined(__HIP__)
   // Coherent memory: when an event has passed, the device's writes before it are visible.
   constexpr unsigned kFlags = hipHostMallocPortable | hipHostMallocMapped | hipHostMallocCoherent;
@@ -95,6 +111,7 @@ inline const char* take_pinned(size_t size_bytes, void** memory) {
 }
 
 inline const char* give_pinned(void* memory) {
+  const Relaxed mode;
 #if defined(__HIP__)
   return failure(hipHostFree(memory));
 #else

@@ -167,6 +167,61 @@ def test_a_rank_whose_device_still_computes_is_not_deadlocked(twin):
         order.end()
 
 
+def test_a_rank_leaves_once_its_device_has_computed_what_others_wait_for(twin):
+    order = Order(Kernels(twin, HostMemory()))
+    stream = order.stream()
+    order.kernels.hold(stream, True)
+    later = threading.Timer(0.3, order.kernels.hold, (stream, False))
+
+    def program(me):
+        x = np.ones(10, dtype=np.float32)
+        handle = me.allreduce("x", x, device=0, stream=stream if me.rank == 1 else 0)
+        if me.rank == 1:
+            later.start()
+            return None  # its script ends
+        handle.wait()
+        return x[0]
+
+    try:
+        assert on_ranks(2, program, gpu_library=str(twin)) == [2, None]
+    finally:
+        later.join()
+        order.end()
+
+
+def test_no_other_device_is_initialized(twin):
+    kernels = Kernels(twin, HostMemory())
+    before = kernels.misplaced()
+
+    def program(me):
+        x = np.ones(1000, dtype=np.float32)
+        for step in range(3):
+            me.allreduce("x", x, coding=NEAREST, device=1, now=step == 1).wait()
+        return x[0]
+
+    assert on_ranks(2, program, gpu_library=str(twin)) == [8, 8]
+    assert kernels.misplaced() == before
+
+
+def test_a_group_of_tensors_in_both_memories_is_done_when_its_copies_are(twin):
+    def program(me):
+        group = {"group": "g", "group_size": 2}
+        there, here = np.ones(5000, dtype=np.float64), np.ones(3, dtype=np.float64)
+        for step in range(5):
+            handles = [
+                me.allreduce("there", there, "max", device=0, **group),
+                me.allreduce("here", here, **group),
+            ]
+            for handle in handles:
+                handle.wait()
+            if me.rank == 0 and step < 4:
+                there += 1
+            np.testing.assert_array_equal(there, step + 1 + (me.rank == 0 and step < 4))
+        return here[0]
+
+    assert on_ranks(2, program, gpu_library=str(twin)) == [32, 32]
+
+
 def test_an_operation_in_a_captured_stream_is_refused_and_the_job_goes_on(twin):
     order = Order(Kernels(twin, HostMemory()))
     stream = order.stream()

@@ -21,7 +21,13 @@
 
 namespace gpu_twin {
 
-enum Error_t { Success, ErrorInvalidDevice, ErrorMemoryAllocation, ErrorNotReady };
+enum Error_t {
+  Success,
+  ErrorInvalidDevice,
+  ErrorMemoryAllocation,
+  ErrorNotReady,
+  ErrorStreamCaptureUnsupported
+};
 enum Flags : unsigned { StreamNonBlocking, EventDisableTiming, HostAllocPortable, HostAllocMapped };
 enum MemcpyKind { MemcpyDefault };
 
@@ -97,6 +103,7 @@ struct Record {
 };
 struct Marker {
   std::shared_ptr<Record> last;  // null: never recorded, which has passed
+  int device;
 };
 
 using Stream_t = Queue*;
@@ -135,7 +142,7 @@ inline Error_t DeviceGetPCIBusId(char* name, int size, int chosen) {
 inline Error_t GetLastError() { return Success; }
 inline const char* GetErrorString(Error_t error) {
   constexpr const char* kNames[] = {"no error", "invalid device ordinal", "out of memory",
-                                    "device not ready"};
+                                    "device not ready", "operation not permitted while capturing"};
   return kNames[error];
 }
 
@@ -153,6 +160,24 @@ inline Error_t StreamDestroy(Stream_t stream) {
   return Success;
 }
 
+// Captures are global: they restrict the calls of all threads that are not in the relaxed mode.
+enum StreamCaptureMode { StreamCaptureModeGlobal, StreamCaptureModeRelaxed };
+inline StreamCaptureMode& capture_mode() {
+  thread_local StreamCaptureMode mode = StreamCaptureModeGlobal;
+  return mode;
+}
+inline Error_t ThreadExchangeStreamCaptureMode(StreamCaptureMode* mode) {
+  std::swap(*mode, capture_mode());
+  return Success;
+}
+inline std::atomic<int>& captures() {
+  static std::atomic<int> running{0};
+  return running;
+}
+inline bool is_restricted() {
+  return captures() > 0 && capture_mode() != StreamCaptureModeRelaxed;
+}
+
 enum StreamCaptureStatus { StreamCaptureStatusNone, StreamCaptureStatusActive };
 inline Error_t StreamIsCapturing(Stream_t stream, StreamCaptureStatus* status) {
   const bool active = stream != nullptr && stream->captured;
@@ -161,7 +186,7 @@ inline Error_t StreamIsCapturing(Stream_t stream, StreamCaptureStatus* status) {
 }
 
 inline Error_t EventCreateWithFlags(Event_t* event, unsigned) {
-  *event = new Marker;
+  *event = new Marker{nullptr, device()};
   return Success;
 }
 inline Error_t EventDestroy(Event_t event) {
@@ -192,7 +217,14 @@ inline Error_t StreamWaitEvent(Stream_t stream, Event_t event, unsigned) {
   });
   return Success;
 }
+// A query initializes the thread's current device, in CUDA.
+inline std::atomic<int>& misplaced() {
+  static std::atomic<int> queries{0};
+  return queries;
+}
 inline Error_t EventQuery(Event_t event) {
+  if (is_restricted()) return ErrorStreamCaptureUnsupported;
+  misplaced() += event->device != device();
   const std::lock_guard<std::mutex> lock(order().mutex);
   return event->last == nullptr || event->last->done ? Success : ErrorNotReady;
 }
@@ -217,7 +249,7 @@ inline std::atomic<size_t>& allocated() {
   static std::atomic<size_t> bytes{0};
   return bytes;
 }
-inline Error_t HostAlloc(void** memory, size_t size_bytes, unsigned) {
+inline Error_t allocate(void** memory, size_t size_bytes) {
   const size_t rounded = (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
   void* const begin = std::aligned_alloc(kAlignment, kAlignment + rounded);
   if (begin == nullptr) return ErrorMemoryAllocation;
@@ -227,21 +259,28 @@ inline Error_t HostAlloc(void** memory, size_t size_bytes, unsigned) {
   std::memset(*memory, kUnwritten, size_bytes);
   return Success;
 }
-inline Error_t FreeHost(void* memory) {
-  if (memory == nullptr) return Success;
+inline Error_t HostAlloc(void** memory, size_t size_bytes, unsigned) {
+  return is_restricted() ? ErrorStreamCaptureUnsupported : allocate(memory, size_bytes);
+}
+inline void release(void* memory) {
+  if (memory == nullptr) return;
   allocated() -= size_of(memory);
   std::memset(memory, kUnwritten, size_of(memory));  // so that a later read shows
   std::free(static_cast<char*>(memory) - kAlignment);
+}
+inline Error_t FreeHost(void* memory) {
+  if (is_restricted()) return ErrorStreamCaptureUnsupported;
+  release(memory);
   return Success;
 }
 // Filled again in the stream's order, over what another stream writes too early.
 inline Error_t MallocAsync(void** memory, size_t size_bytes, Stream_t stream) {
-  const Error_t error = HostAlloc(memory, size_bytes, 0);
+  const Error_t error = allocate(memory, size_bytes);
   if (error != Success || stream == nullptr) return error;
   return MemsetAsync(*memory, kUnwritten, size_bytes, stream);
 }
 inline Error_t FreeAsync(void* memory, Stream_t stream) {
-  queue(stream, [=] { FreeHost(memory); });
+  queue(stream, [=] { release(memory); });
   return Success;
 }
 
@@ -254,7 +293,12 @@ extern "C" __attribute__((used, visibility("default"))) inline size_t qsgd_gpu_t
 // For tests: the stream's work counts as captured in a graph.
 extern "C" __attribute__((used, visibility("default"))) inline void qsgd_gpu_twin_capture(
     void* stream, bool captured) {
-  static_cast<gpu_twin::Queue*>(stream)->captured = captured;
+  const bool before = static_cast<gpu_twin::Queue*>(stream)->captured.exchange(captured);
+  gpu_twin::captures() += captured - before;
+}
+// For tests: the queries of events of devices other than the thread's current one.
+extern "C" __attribute__((used, visibility("default"))) inline int qsgd_gpu_twin_misplaced() {
+  return gpu_twin::misplaced();
 }
 // For tests: a held stream starts nothing; null: all streams.
 extern "C" __attribute__((used, visibility("default"))) inline void qsgd_gpu_twin_hold(void* stream,

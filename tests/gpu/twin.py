@@ -197,6 +197,10 @@ class Kernels:
         count.restype = c.c_size_t
         return int(count())
 
+    def misplaced(self) -> int:
+        """Return how many queries were of events of another device than the thread's current."""
+        return int(self._library.qsgd_gpu_twin_misplaced())
+
     def collectives(self) -> int:
         """Return how many collectives of the twin's NCCL this process has begun."""
         return int(self._library.qsgd_nccl_twin_collectives())
