@@ -433,9 +433,7 @@ def load(key: planning.Key) -> Settings | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        report(
-            f"warning: {kept_path(key)} is damaged ({error}); autotuning starts from the beginning"
-        )
+        warn(f"{kept_path(key)} is damaged ({error}); autotuning starts from the beginning")
         return None
 
 
@@ -450,5 +448,6 @@ def _keep(key: planning.Key, best: Settings, speed: float) -> None:
         f"{name}={value}" for name, value in asdict(best).items() if value is not None
     )
     report(f"autotuning has ended: {words} reduces {speed / 1e6:.1f} MB of gradients per second")
-    if env.get("QSGD_PLAN_CACHE"):
-        save(key, best, speed)
+    planning.keep_by(
+        lambda: save(key, best, speed), "autotuning in the next job starts from the beginning"
+    )

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -197,18 +197,25 @@ def recall(comm: Any, key: Key) -> Machine | None:
 
 
 def keep(key: Key, measured: Machine) -> None:
-    """Store a measurement for the next job, unless QSGD_PLAN_CACHE=0; warn if that fails."""
+    """Store a measurement for the next job, as `keep_by`."""
+    keep_by(lambda: save(key, measured), "the machine will be measured again by the next job")
+
+
+def keep_by(save: Callable[[], Path], lost: str) -> None:
+    """Store a result for the next job, unless QSGD_PLAN_CACHE=0; warn if that fails.
+
+    Args:
+        save: stores it.
+        lost: the consequence of a failure, for the warning.
+    """
     if not env.get("QSGD_PLAN_CACHE"):
         return
     try:
-        save(key, measured)
+        save()
     except UsageError as error:  # there is no folder
         warn(str(error))
     except OSError as error:
-        warn(
-            f"{key.path}: {error.strerror}; the machine will be measured "
-            "again by the next job; set QSGD_HOME to a folder that can be written"
-        )
+        warn(f"{error}; {lost}; set QSGD_HOME to a folder that can be written")
 
 
 def machine(communicator: Any, comm: Any, key: Key, more: Iterable[CodecSpec] = ()) -> Machine:

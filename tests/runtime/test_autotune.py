@@ -287,3 +287,12 @@ def test_the_next_job_finds_what_was_kept(tmp_path, monkeypatch, capsys):
     path.write_text("{")
     assert autotune.load(key) is None
     assert "is damaged" in capsys.readouterr().err
+
+
+def test_a_result_that_cannot_be_kept_costs_a_warning_only(tmp_path, monkeypatch, capsys):
+    (tmp_path / "tuned").write_text("not a folder")
+    monkeypatch.setenv("QSGD_HOME", str(tmp_path))
+    key = planning.Key("laptop", "MPICH 5", 4, 2, 1)
+    autotune._keep(key, Settings(16 * MIB, 1.0, "ring", None), 1e6)
+    said = capsys.readouterr().err
+    assert str(tmp_path / "tuned") in said and "starts from the beginning" in said
