@@ -53,7 +53,9 @@ COLON = "\x1e:"  # replaces an argument ":", at which mpiexec would begin anothe
 START, OUT, ERR, END = b"s", b"o", b"e", b"x"
 NETWORK = b"n"  # sent by the keeper of emulated hosts, not by a rank
 
-_RANK_VARIABLES = ("PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "PMI_RANK", "SLURM_PROCID")
+# Innermost launchers first: srun, with a PMIx plugin, also sets PMIX_RANK for the proxies of
+# MPICH's mpiexec, whose ranks inherit it.
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PALS_RANKID", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _LOCAL_VARIABLES = (
     ("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NODEID"),
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", ""),

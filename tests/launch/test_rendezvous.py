@@ -35,6 +35,7 @@ def told(word: str, monkeypatch: pytest.MonkeyPatch, **environ: str) -> tuple[in
     [
         ("x,0,2", {"PMI_RANK": "1", "QSGD_RANKS": "2"}, (1, 2, 1, 2, 0, 1)),
         ("x,0,2+3", {"PMI_RANK": "2", "QSGD_RANKS": "5"}, (2, 5, 0, 3, 1, 2)),
+        ("x,0,2+3", {"PMIX_RANK": "1", "PMI_RANK": "4", "QSGD_RANKS": "5"}, (4, 5, 2, 3, 1, 2)),
         ("x,0,2+3", {"OMPI_COMM_WORLD_RANK": "4", "QSGD_RANKS": "5"}, (4, 5, 2, 3, 1, 2)),
         ("x,0,", {"PMI_RANK": "5", "QSGD_RANKS": "8", "MPI_LOCALRANKID": "1",
                   "MPI_LOCALNRANKS": "4"}, (5, 8, 1, 4, 1, 2)),
