@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -142,7 +142,7 @@ def chosen_hosts(hosts: str | None, hostfile: Path | None) -> tuple[Host, ...]:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Parse ``h1:2,h2:2``; a host without a number has one slot.
+    """Parse ``h1:2,h2:2``; a host without a number has one slot, and each repetition adds slots.
 
     Raises:
         UsageError: every malformed entry, one per line.
@@ -159,7 +159,15 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
             hosts.append(Host(name, int(slots)))
     if faults:
         raise UsageError("\n".join(faults))
-    return tuple(hosts)
+    return _merged(hosts)
+
+
+def _merged(hosts: Iterable[Host]) -> tuple[Host, ...]:
+    """Return each host once, in the order of first appearance, with the sum of its slots."""
+    slots: dict[str, int] = {}
+    for host in hosts:
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return tuple(Host(name, count) for name, count in slots.items())
 
 
 def parse_hostfile(path: Path) -> tuple[Host, ...]:
@@ -175,7 +183,7 @@ def parse_hostfile(path: Path) -> tuple[Host, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise UsageError(f"--hostfile {path}: {reason}") from None
-    slots: dict[str, int] = {}
+    hosts: list[Host] = []
     faults: list[str] = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
@@ -189,14 +197,14 @@ def parse_hostfile(path: Path) -> tuple[Host, ...]:
             continue
         try:
             (host,) = parse_hosts(entry)
-            slots[host.name] = slots.get(host.name, 0) + host.slots
+            hosts.append(host)
         except ValueError:
             faults.append(f"--hostfile {path}, line {number}: {line.strip()!r} is not HOST slots=N")
-    if not slots and not faults:
+    if not hosts and not faults:
         faults.append(f"--hostfile {path}: it contains no host")
     if faults:
         raise UsageError("\n".join(faults))
-    return tuple(Host(name, count) for name, count in slots.items())
+    return _merged(hosts)
 
 
 def check_options(options: RunOptions) -> list[str]:

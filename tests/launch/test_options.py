@@ -29,6 +29,10 @@ def test_hosts_without_a_number_have_one_slot() -> None:
     assert parse_hosts("a:2,b") == (Host("a", 2), Host("b", 1))
 
 
+def test_each_repetition_of_a_host_adds_its_slots() -> None:
+    assert parse_hosts("a,a,b:2,a") == (Host("a", 3), Host("b", 2))
+
+
 def test_every_malformed_host_is_named() -> None:
     with pytest.raises(UsageError) as caught:
         parse_hosts("a:x,b:0,c:2,")
