@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,8 @@ from qsgd_hpc.launch.cluster.network import LAUNCHER, SUBNET
 from qsgd_hpc.launch.mpi import Family, Launcher
 from qsgd_hpc.launch.options import RunOptions, bits_variables, local_ranks, placement
 from qsgd_hpc.launch.rendezvous import Rendezvous
-from qsgd_hpc.launch.schedulers import in_batch_job
-from qsgd_hpc.launch.supervise import COLON
+from qsgd_hpc.launch.schedulers import NODE_FILES, in_batch_job
+from qsgd_hpc.launch.supervise import COLON, slurm_tasks
 
 __all__ = ["Command", "Machine", "build_command", "usable_cores"]
 
@@ -110,7 +111,7 @@ def build_command(
 def _environment(
     options: RunOptions, launcher: Launcher, machine: Machine, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    threads = max(1, machine.cores // _sharing(options))
+    threads = max(1, machine.cores // _sharing(options, launcher.family, environ))
     # With one seed of hashes, sets have the same order on all ranks: some scripts number words so.
     env = {"PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": str(threads)}
     if launcher.family is Family.HYDRA:
@@ -137,9 +138,25 @@ def _environment(
     return env
 
 
-def _sharing(options: RunOptions) -> int:
-    """Return the ranks that share a machine's cores; emulated hosts share one machine."""
-    return local_ranks(options) if options.network is None else options.ranks
+def _sharing(options: RunOptions, family: Family, environ: Mapping[str, str]) -> int:
+    """Return the largest number of ranks that share a machine's cores."""
+    if options.network is not None:
+        return options.ranks  # emulated hosts share one machine
+    slots = () if options.hosts else _job_slots(environ)
+    if not slots:
+        return local_ranks(options)
+    # If there are enough slots, launchers fill one node after the other; srun uses all nodes.
+    if sum(slots) >= options.ranks and family is not Family.SRUN:
+        return min(options.ranks, max(slots))
+    return -(-options.ranks // len(slots))
+
+
+def _job_slots(environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the slots of each node of the current batch job; () if there is none."""
+    for name in NODE_FILES:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return tuple(Counter(Path(environ.get(name, "")).read_text().split()).values())
+    return tuple(slurm_tasks(environ.get("SLURM_TASKS_PER_NODE", "")))
 
 
 def _host_list(options: RunOptions) -> str:
@@ -172,7 +189,7 @@ def _open_mpi(options: RunOptions, machine: Machine, environ: Mapping[str, str])
         flags += ["--host", _host_list(options)]
     if options.network is not None:
         flags += _open_mpi_on_hosts()
-    if _sharing(options) > machine.cores:
+    if _sharing(options, Family.OPEN_MPI, environ) > machine.cores:
         flags += ["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
     # Open MPI by default binds a rank with all its threads to one core.
     if not any("bind-to" in arg for arg in options.mpi_args):

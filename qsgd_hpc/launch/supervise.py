@@ -43,6 +43,7 @@ __all__ = [
     "encode",
     "launched_rank",
     "main",
+    "slurm_tasks",
     "slurm_tasks_here",
     "sweep_shared_memory",
     "torchrun_variables",
@@ -451,13 +452,19 @@ def _local(environ: dict[str, str], rank: int, world: int) -> tuple[int, int, in
     return rank, world, 0
 
 
-def slurm_tasks_here(environ: dict[str, str]) -> int | None:
-    """Return a Slurm step's number of tasks on this node: on the third of ``2(x2),1`` it is 1."""
+def slurm_tasks(text: str) -> list[int]:
+    """Return the number of tasks on each node from Slurm's notation: 2, 2, 1 of ``2(x2),1``."""
     counts: list[int] = []
-    for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+    for part in text.split(","):
         count, _, times = part.rstrip(")").partition("(x")
         if count.isdigit():
             counts += [int(count)] * (int(times) if times.isdigit() else 1)
+    return counts
+
+
+def slurm_tasks_here(environ: dict[str, str]) -> int | None:
+    """Return a Slurm step's number of tasks on this node: on the third of ``2(x2),1`` it is 1."""
+    counts = slurm_tasks(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     node = environ.get("SLURM_NODEID", "")
     return counts[int(node)] if node.isdigit() and int(node) < len(counts) else None
 

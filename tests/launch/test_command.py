@@ -13,6 +13,7 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.command import START_UP, SUPERVISOR, Machine, build_command
 from qsgd_hpc.launch.mpi import Family, Launcher, Library, family_of, find_launcher
 from qsgd_hpc.launch.options import Host, RunOptions, local_ranks, placement
+from qsgd_hpc.launch.supervise import slurm_tasks
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
 HOSTS = (Host("n1", 2), Host("n2", 2))
@@ -81,6 +82,28 @@ def test_local_ranks_counts_the_fullest_host() -> None:
     assert local_ranks(RunOptions(5, ())) == 5
     assert local_ranks(RunOptions(5, (), (Host("a", 2), Host("b", 4)))) == 3
     assert local_ranks(RunOptions(1, (), HOSTS)) == 1
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "slots", "threads"),
+    [
+        (Family.HYDRA, 16, "4(x4)", "16"),
+        (Family.OPEN_MPI, 16, "1(x4)", "16"),
+        (Family.HYDRA, 16, "64(x4)", "4"),  # fills the first node
+        (Family.SRUN, 16, "64(x4)", "16"),
+        (Family.PALS, 5, "2(x2),1", "32"),
+    ],
+)
+def test_ranks_share_the_cores_of_their_node_of_a_job(
+    tmp_path: Path, family: Family, ranks: int, slots: str, threads: str
+) -> None:
+    file = tmp_path / "nodes"
+    file.write_text("".join(f"n{i}\n" * count for i, count in enumerate(slurm_tasks(slots))))
+    launcher = Launcher(family, Path("m"), "")
+    for environ in ({"SLURM_TASKS_PER_NODE": slots}, {"PBS_NODEFILE": str(file)}):
+        command = build_command(RunOptions(ranks, ("x",)), launcher, Machine(64), environ)
+        assert command.env["OMP_NUM_THREADS"] == threads
+        assert "--oversubscribe" not in command.argv
 
 
 @pytest.mark.parametrize(
