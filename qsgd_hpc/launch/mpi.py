@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ __all__ = [
     "find_launcher",
     "find_library",
     "prepare_mpiexec",
+    "raise_file_limit",
 ]
 
 PROBE_TIMEOUT_S = 60.0
@@ -209,3 +211,12 @@ def prepare_mpiexec() -> None:
     # arrive before a supervisor has a handler.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     end_with_parent()
+
+
+def raise_file_limit(files: int) -> None:
+    """Raise this process's limit of open files, as far as allowed, to so many and 256 others."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = files + 256
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

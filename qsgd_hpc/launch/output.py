@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from qsgd_hpc.errors import EXIT_RESUBMIT, UsageError
+from qsgd_hpc.launch.mpi import raise_file_limit
 from qsgd_hpc.launch.supervise import END, ERR, MARK, NETWORK, OUT, START
 
 __all__ = [
@@ -288,6 +289,7 @@ class RankFiles:
     def __init__(self, folder: Path, ranks: int) -> None:
         self._files: dict[tuple[int, bool], BinaryIO] = {}
         width = len(str(ranks - 1))
+        raise_file_limit(2 * ranks)
         try:
             for rank in range(ranks):
                 own = folder / f"rank.{rank:0{width}}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import resource
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from qsgd_hpc.launch.output import (
     Ledger,
     LineSink,
     Output,
+    RankFiles,
     Raw,
     Started,
     explain,
@@ -201,3 +203,15 @@ def test_ranks_that_do_not_start_in_time_are_named(capfd):
     assert session.run(Command(("sleep", "60"), {}), dict(os.environ)) == 1
     said = capfd.readouterr().err
     assert "ranks 0, 1 had not started 0.5 s after mpiexec (--start-timeout)" in said
+
+
+def test_many_ranks_have_files_below_a_low_limit(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+    try:
+        files = RankFiles(tmp_path, 100)
+        files.write(99, False, b"up")
+        files.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (tmp_path / "rank.99" / "stdout").read_bytes() == b"up"

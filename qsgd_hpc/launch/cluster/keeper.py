@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -38,7 +37,7 @@ from qsgd_hpc.launch.cluster.namespaces import (
     written,
 )
 from qsgd_hpc.launch.cluster.network import Network, hosts_file
-from qsgd_hpc.launch.mpi import end_with_parent, prepare_mpiexec
+from qsgd_hpc.launch.mpi import end_with_parent, prepare_mpiexec, raise_file_limit
 from qsgd_hpc.launch.supervise import NETWORK, encode
 
 __all__ = ["Task", "command", "main", "trial"]
@@ -122,7 +121,7 @@ class _Cluster:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.network = Network.parse(task.network)
-        _raise_file_limit(task.hosts)
+        raise_file_limit(4 * task.hosts)  # each has four open files
         try:
             become_private()
             _name_hosts(task.hosts)
@@ -192,15 +191,6 @@ def _run_passing_signals(
     for number in arrived:  # signals that arrived while it was starting
         process.send_signal(number)
     return process.wait(), not set(arrived).isdisjoint(_ENDING)
-
-
-def _raise_file_limit(hosts: int) -> None:
-    """Raise the limit of open files to what the hosts need: four each."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = 4 * hosts + 256
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _name_hosts(count: int) -> None:
