@@ -215,8 +215,7 @@ def _rebuild(source: Path, target: Path, config: dict[str, Any], imports: Sequen
     """Create the model with Keras's classes and the same weights."""
     import keras
 
-    for module in imports:
-        importlib.import_module(module)
+    _import_layers(imports)
     kinds: dict[str, type] = {}
     for own in _own_objects(config):
         kinds[own["class_name"]] = kind = _class_of(own)
@@ -240,6 +239,25 @@ def _rebuild(source: Path, target: Path, config: dict[str, Any], imports: Sequen
                 old.save_assets(folder)
                 new.load_assets(folder)
     plain.save(target)
+
+
+def _import_layers(modules: Sequence[str]) -> None:
+    """Import modules that define custom layers, as ``prove`` does: also from this folder.
+
+    Raises:
+        UsageError: one cannot be imported.
+    """
+    # The console script has its own folder in sys.path instead.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UsageError(
+                f"--import {module}: {error}. Give the name of the module, without .py, and run "
+                "this in its folder or install it"
+            ) from error
 
 
 def _class_of(own: dict[str, Any]) -> type:

@@ -249,3 +249,16 @@ def test_a_layer_of_the_script_is_answered_with_the_option_that_names_its_module
     assert isinstance(done.exception, UsageError)
     assert "Could not locate class 'Twice'. Name the modules" in str(done.exception)
     assert str(done.exception).endswith("--import MODULE")
+
+
+def test_modules_of_layers_are_found_in_the_folder_of_the_shell(tmp_path, monkeypatch):
+    from qsgd_hpc.errors import UsageError
+    from qsgd_hpc.export.convert import _import_layers
+
+    (tmp_path / "layers_of_the_script.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    _import_layers(["layers_of_the_script"])
+    assert sys.modules.pop("layers_of_the_script").__file__.startswith(str(tmp_path))
+    with pytest.raises(UsageError, match=r"--import no_layers: No module named .* without \.py"):
+        _import_layers(["no_layers"])
