@@ -26,7 +26,8 @@ SUPERVISOR = Path(__file__).with_name("supervise.py")
 HOROVOD = Path(__file__).parents[1] / "horovod_compat" / "on_path"
 START_UP = Path(__file__).with_name("start_up")
 PASSED_NAMES = re.compile(
-    r"QSGD_|HOROVOD_|MASTER_|OMP_|PYTHON|MKL_|OPENBLAS_|NCCL_|CUDA_|HIP_|ROCR_|FI_|UCX_|MPI4PY_|HF_|TORCH_"
+    r"QSGD_|HOROVOD_|MASTER_|OMP_|PYTHON|PYTORCH_|MKL_|OPENBLAS_|NCCL_|GLOO_|CUDA_|HIP_|ROCR_|FI_"
+    r"|UCX_|MPI4PY_|HF_|TORCH_|TF_|KERAS_|XLA_|JAX_|WANDB_"
     r"|(PATH|LD_LIBRARY_PATH|LD_PRELOAD|VIRTUAL_ENV|CONDA_PREFIX|HOME|TMPDIR|LANG|http_proxy"
     r"|https_proxy|no_proxy)$"
 )

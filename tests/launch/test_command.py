@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,17 @@ def test_horovod_goes_first_on_the_path_of_the_ranks() -> None:
         assert "-x PYTHONPATH" in " ".join(command.argv)
     alone = build_command(RunOptions(2, ("x",), horovod=True), launcher, Machine(8), {})
     assert Path(alone.env["PYTHONPATH"], "horovod", "__init__.py").is_file()
+
+
+def test_open_mpi_passes_the_variables_of_frameworks_and_their_transports() -> None:
+    names = {"GLOO_SOCKET_IFNAME", "JAX_PLATFORMS", "KERAS_BACKEND", "PYTORCH_CUDA_ALLOC_CONF"}
+    names |= {"TF_CPP_MIN_LOG_LEVEL", "WANDB_MODE", "XLA_FLAGS"}
+    environ = dict.fromkeys((*names, "EDITOR"), "x")
+    launcher = Launcher(Family.OPEN_MPI, Path("m"), "")
+    argv = build_command(RunOptions(2, ("x",)), launcher, Machine(8), environ).argv
+    passed = {value for flag, value in pairwise(argv) if flag == "-x"}
+    assert names <= passed
+    assert "EDITOR" not in passed
 
 
 def test_interfaces_are_named_in_the_launchers_own_words() -> None:
