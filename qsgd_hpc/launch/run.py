@@ -53,7 +53,7 @@ from qsgd_hpc.launch.output import (
     stopped_at_checkpoint,
 )
 from qsgd_hpc.launch.rendezvous import Rendezvous, remarks, rendezvous, without_outer_launch
-from qsgd_hpc.launch.supervise import catches
+from qsgd_hpc.launch.supervise import STOP, catches
 
 __all__ = ["Plan", "Session", "plan", "run", "say"]
 
@@ -312,8 +312,10 @@ class Session:
             elif signum in _ENDING:
                 if self.interrupted_by is None:
                     self.interrupted_by = signum
-                    patience_s = STOP_S if signum == signal.SIGTERM else KILL_AFTER_S
-                    self._end(time.monotonic(), patience_s)
+                    if signum == signal.SIGTERM:
+                        self._end(time.monotonic(), STOP_S, self._stopping_signal())
+                    else:
+                        self._end(time.monotonic())
                 elif signum == signal.SIGINT:
                     self._kill()  # a second Ctrl-C does not wait
 
@@ -389,10 +391,22 @@ class Session:
         if self.kill_at_s is not None and now_s >= self.kill_at_s:
             self._kill()
 
-    def _end(self, now_s: float, patience_s: float = KILL_AFTER_S) -> None:
+    def _stopping_signal(self) -> signal.Signals:
+        """Return the signal to mpiexec that gives the ranks time for a checkpoint."""
+        # Ranks that start later do not get a forwarded signal.
+        have_started = len(self.ledger.started) == self.options.ranks
+        is_open_mpi = self.launcher.family is Family.OPEN_MPI
+        return STOP if is_open_mpi and have_started else signal.SIGTERM
+
+    def _end(
+        self,
+        now_s: float,
+        patience_s: float = KILL_AFTER_S,
+        signum: signal.Signals = signal.SIGTERM,
+    ) -> None:
         if self.kill_at_s is None:
             self.kill_at_s = now_s + patience_s
-            self._signal_mpiexec(signal.SIGTERM)
+            self._signal_mpiexec(signum)
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

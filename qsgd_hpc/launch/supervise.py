@@ -39,6 +39,7 @@ __all__ = [
     "NETWORK",
     "OUT",
     "START",
+    "STOP",
     "catches",
     "encode",
     "launched_rank",
@@ -64,7 +65,10 @@ _LOCAL_VARIABLES = (
     # Last: ranks of other launchers inherit these from a batch script.
     ("SLURM_LOCALID", "", "SLURM_NODEID"),
 )
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# The SIGTERM for the ranks of Open MPI: its mpiexec forwards this signal to all hosts, but after a
+# SIGTERM it kills the supervisors within a second, before the ranks can write a checkpoint.
+STOP = signal.SIGALRM
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, STOP)
 _PASSED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGURG)
 _PARENT_DIED = signal.SIGRTMIN + 5
 _PR_SET_PDEATHSIG = 1
@@ -331,7 +335,7 @@ class Supervisor:
             arrived = b""
         for signum in arrived:
             if signum in _ENDING:
-                self.end_child(signum)
+                self.end_child(signal.SIGTERM if signum == STOP else signum)
             elif signum == _PARENT_DIED and os.getppid() != self.parent:
                 self.reader_gone = True
                 self.end_child(signal.SIGTERM)

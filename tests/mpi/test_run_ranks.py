@@ -335,6 +335,23 @@ def test_a_rank_that_ignores_sigterm_is_killed(shell: Shell) -> None:
     assert process.returncode == 143
 
 
+def test_ranks_that_handle_sigterm_have_time_for_a_checkpoint(shell: Shell) -> None:
+    script = shell.script(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), sys.exit(85)))\n"
+        "print('up', flush=True)\nwhile True: signal.pause()\n"
+    )
+    process = shell.start("-np", "2", script)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+    process.terminate()
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, err) == (
+        85,
+        "qsgd-hpc run: the training stopped at a checkpoint (exit code 85)\n",
+    )
+
+
 def test_nothing_survives_a_launcher_killed_outright(shell: Shell) -> None:
     process = shell.start("-np", "2", "bash", "-c", "echo up; sleep 600; echo no")
     assert process.stdout is not None

@@ -38,11 +38,11 @@ from qsgd_hpc.launch.cluster.namespaces import (
 )
 from qsgd_hpc.launch.cluster.network import Network, hosts_file
 from qsgd_hpc.launch.mpi import end_with_parent, prepare_mpiexec, raise_file_limit
-from qsgd_hpc.launch.supervise import NETWORK, encode
+from qsgd_hpc.launch.supervise import NETWORK, STOP, encode
 
 __all__ = ["Task", "command", "main", "trial"]
 
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, STOP)
 _PASSED = (signal.SIGUSR1, signal.SIGUSR2)
 TRIAL_LIMIT_S = 60.0
 # Without the caller's folder in sys.path: a script's queue.py must not replace Python's own.
