@@ -229,6 +229,15 @@ def _srun(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> 
         flags += ["--nodelist", ",".join(host.name for host in options.hosts)]
         flags += ["--nodes", str(len(options.hosts)), "--distribution=block"]
         flags += ["--ntasks-per-node", str(local_ranks(options))]
+    # From Slurm 22.05 on, srun ignores the job's --cpus-per-task: without it, all threads of a rank
+    # may share one core. With more ranks per node than the job has tasks, srun would refuse it.
+    each = environ.get("SLURM_CPUS_PER_TASK")
+    tasks = slurm_tasks(environ.get("SLURM_TASKS_PER_NODE", ""))
+    is_set = environ.get("SRUN_CPUS_PER_TASK") or any(
+        arg.startswith(("-c", "--cpus-per-task")) for arg in options.mpi_args
+    )
+    if each and not is_set and tasks and _sharing(options, Family.SRUN, environ) <= min(tasks):
+        flags += ["--cpus-per-task", each]
     return [*flags, "--export=ALL"]
 
 

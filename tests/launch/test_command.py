@@ -191,6 +191,25 @@ def test_open_mpi_passes_the_variables_of_frameworks_and_their_transports() -> N
     assert "EDITOR" not in passed
 
 
+@pytest.mark.parametrize(
+    ("ranks", "more", "mpi_args", "is_passed"),
+    [
+        (8, {}, (), True),
+        (9, {}, (), False),  # more ranks than the job has tasks
+        (8, {"SRUN_CPUS_PER_TASK": "2"}, (), False),
+        (8, {}, ("-c2",), False),
+        (8, {}, ("--cpus-per-task=2",), False),
+    ],
+)
+def test_srun_gets_the_cpus_per_task_of_the_job(
+    ranks: int, more: dict[str, str], mpi_args: tuple[str, ...], is_passed: bool
+) -> None:
+    environ = {"SLURM_CPUS_PER_TASK": "16", "SLURM_TASKS_PER_NODE": "4(x2)", **more}
+    options = RunOptions(ranks, ("x",), mpi_args=mpi_args)
+    argv = build_command(options, Launcher(Family.SRUN, Path("s"), ""), Machine(64), environ).argv
+    assert (("--cpus-per-task", "16") in pairwise(argv)) is is_passed
+
+
 def test_interfaces_are_named_in_the_launchers_own_words() -> None:
     options = RunOptions(2, ("x",), network_interfaces=("eth0", "ib0"))
     words = {Family.HYDRA: "-iface eth0", Family.OPEN_MPI: "--mca btl_tcp_if_include eth0,ib0"}
