@@ -19,7 +19,7 @@ from qsgd_hpc.launch.rendezvous import Rendezvous
 from qsgd_hpc.launch.schedulers import NODE_FILES, in_batch_job
 from qsgd_hpc.launch.supervise import COLON, slurm_tasks
 
-__all__ = ["Command", "Machine", "build_command", "usable_cores"]
+__all__ = ["Command", "Machine", "build_command", "placement_fault", "usable_cores"]
 
 ENTER = Path(keeper.__file__).with_name("enter.sh")
 SUPERVISOR = Path(__file__).with_name("supervise.py")
@@ -225,9 +225,8 @@ def _pals(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> 
 
 def _srun(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> list[str]:
     flags = ["--ntasks", str(options.ranks), "--kill-on-bad-exit=0", "--wait=0", "--input=none"]
-    if options.hosts:
-        flags += ["--nodelist", ",".join(host.name for host in options.hosts)]
-        flags += ["--nodes", str(len(options.hosts)), "--distribution=block"]
+    if hosts := [name for name, _ in placement(options)]:
+        flags += ["--nodelist", ",".join(hosts), "--nodes", str(len(hosts)), "--distribution=block"]
         flags += ["--ntasks-per-node", str(local_ranks(options))]
     # From Slurm 22.05 on, srun ignores the job's --cpus-per-task: without it, all threads of a rank
     # may share one core. With more ranks per node than the job has tasks, srun would refuse it.
@@ -239,6 +238,35 @@ def _srun(options: RunOptions, machine: Machine, environ: Mapping[str, str]) -> 
     if each and not is_set and tasks and _sharing(options, Family.SRUN, environ) <= min(tasks):
         flags += ["--cpus-per-task", each]
     return [*flags, "--export=ALL"]
+
+
+def placement_fault(options: RunOptions, family: Family) -> str | None:
+    """Return why a launcher would place ranks otherwise than -H says, and the remedy, if it would.
+
+    The ranks' LOCAL_RANK and MASTER_ADDR follow -H.
+    """
+    placed = placement(options)
+    if not placed or family not in (Family.PALS, Family.SRUN):
+        return None
+    names = [name for name, _ in placed]
+    each, rest = divmod(options.ranks, len(placed))
+    if family is Family.PALS:
+        counts = [count for _, count in placed]
+        fits = set(counts[:-1]) <= {max(counts)}
+        possible = [(name, each + (rest > 0)) for name in names]
+        why = "the mpiexec of PALS starts equal numbers of ranks on all hosts but the last"
+    else:
+        names.sort(key=_by_numbers)
+        possible = [(name, each + (i < rest)) for i, name in enumerate(names)]
+        fits = placed == possible
+        why = "srun spreads ranks evenly, in the order of the hosts' names"
+    remedy = ",".join(f"{name}:{count}" for name, count in possible)
+    return None if fits else f"-H: {why}; use -H {remedy}"
+
+
+def _by_numbers(name: str) -> list[str | int]:
+    """Return the key of a host's name for sorting, which puts n2 before n10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def usable_cores(

@@ -20,7 +20,13 @@ from qsgd_hpc import env
 from qsgd_hpc.errors import EXIT_RESUBMIT, UsageError
 from qsgd_hpc.launch.cluster.keeper import trial
 from qsgd_hpc.launch.cluster.links import LinkLog
-from qsgd_hpc.launch.command import Command, Machine, build_command, usable_cores
+from qsgd_hpc.launch.command import (
+    Command,
+    Machine,
+    build_command,
+    placement_fault,
+    usable_cores,
+)
 from qsgd_hpc.launch.mpi import (
     Family,
     Launcher,
@@ -114,6 +120,8 @@ def plan(options: RunOptions) -> Plan:
                 "installs one."
             )
         trial(options.network, len(options.nodes))
+    elif fault := placement_fault(options, launcher.family):
+        raise UsageError(fault)
     return Plan(options, library, launcher)
 
 

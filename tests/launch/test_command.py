@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.launch.command import START_UP, SUPERVISOR, Machine, build_command
+from qsgd_hpc.launch.command import START_UP, SUPERVISOR, Machine, build_command, placement_fault
 from qsgd_hpc.launch.mpi import Family, Launcher, Library, family_of, find_launcher
-from qsgd_hpc.launch.options import Host, RunOptions, local_ranks, placement
+from qsgd_hpc.launch.options import Host, RunOptions, local_ranks, parse_hosts, placement
 from qsgd_hpc.launch.supervise import slurm_tasks
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
@@ -189,6 +189,37 @@ def test_open_mpi_passes_the_variables_of_frameworks_and_their_transports() -> N
     passed = {value for flag, value in pairwise(argv) if flag == "-x"}
     assert names <= passed
     assert "EDITOR" not in passed
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "hosts", "remedy"),
+    [
+        (Family.PALS, 5, "b:3,a:3", None),
+        (Family.PALS, 5, "a:2,b:3", "a:3,b:3"),
+        (Family.PALS, 9, "a:4,b:4,c:4", None),
+        (Family.SRUN, 9, "a:4,b:4,c:4", "a:3,b:3,c:3"),
+        (Family.SRUN, 5, "n2:3,n10:3", None),
+        (Family.SRUN, 5, "n10:3,n2:3", "n2:3,n10:2"),
+        (Family.SRUN, 2, "n1:2,n2:2", None),
+        (Family.HYDRA, 5, "b:2,a:3", None),
+        (Family.SRUN, 5, "", None),
+    ],
+)
+def test_hosts_that_the_launcher_would_fill_otherwise_are_refused(
+    family: Family, ranks: int, hosts: str, remedy: str | None
+) -> None:
+    options = RunOptions(ranks, ("x",), parse_hosts(hosts) if hosts else ())
+    fault = placement_fault(options, family)
+    assert (fault and fault.rpartition("; use -H ")[2]) == remedy
+    if remedy is not None:
+        mended = RunOptions(ranks, ("x",), parse_hosts(remedy))
+        assert placement_fault(mended, family) is None
+
+
+def test_srun_uses_only_the_hosts_with_ranks() -> None:
+    launcher = Launcher(Family.SRUN, Path("srun"), "")
+    argv = build_command(RunOptions(2, ("x",), HOSTS), launcher, Machine(8), {}).argv
+    assert {("--nodelist", "n1"), ("--nodes", "1")} <= set(pairwise(argv))
 
 
 @pytest.mark.parametrize(
