@@ -195,8 +195,8 @@ class LineSink:
         if not self._tty:
             return
         now_s = self._clock()
-        for owner, held in self._held.items():
-            if held and now_s - self._since_s[owner] >= PROMPT_S and self._free_for(owner):
+        for owner, held in list(self._held.items()):
+            if now_s - self._since_s[owner] >= PROMPT_S and self._free_for(owner):
                 self._emit(owner, len(held))
 
     def close(self, owner: int) -> None:
@@ -241,6 +241,8 @@ class LineSink:
         self._break_line(owner)
         data = bytes(held[:count])
         del held[:count]
+        if not held:  # later calls visit only ranks with bytes held back
+            del self._held[owner]
         begun = self._open == owner
         _write_all(self._stream, self._labelled(owner, data, begun) if self._prefix else data)
         self._open = None if data.endswith(b"\n") else owner
@@ -339,6 +341,7 @@ class Ledger:
     ranks: int
     started: dict[int, Started] = field(default_factory=dict)
     ends: list[Ended] = field(default_factory=list)
+    ended: set[int] = field(default_factory=set)  # the ranks of ends
     overdue: tuple[int, ...] = ()  # still running at the end of the grace period
     first_failure: Ended | None = None
     """The first failure, or its cause if that is reported later; None: no failure."""
@@ -353,6 +356,7 @@ class Ledger:
     def record(self, end: Ended, now_s: float) -> None:
         """Record the end of a rank."""
         self.ends.append(end)
+        self.ended.add(end.rank)
         if end.status == 0:
             return
         first = self.first_failure
@@ -368,7 +372,7 @@ class Ledger:
     @property
     def running(self) -> tuple[int, ...]:
         """Ranks that have started but not ended."""
-        return tuple(sorted(set(self.started) - {end.rank for end in self.ends}))
+        return tuple(sorted(set(self.started) - self.ended))
 
     def exit_code(self, mpiexec_code: int) -> int:
         """Return the first failing rank's exit code (128 + signal), else mpiexec's."""

@@ -363,7 +363,7 @@ class Session:
     def _on_end(self, event: Ended) -> None:
         for sink in self.sinks.values():
             sink.close(event.rank)
-        if event.rank in {end.rank for end in self.ledger.ends}:
+        if event.rank in self.ledger.ended:
             return  # a failure is reported immediately, and again after the output has ended
         now_s = time.monotonic()
         self.ledger.record(event, now_s)

@@ -99,6 +99,24 @@ def test_a_last_line_without_newline_is_kept_apart_from_the_next_rank() -> None:
     assert stream.getvalue() == b"one\nzero"
 
 
+def test_ranks_that_have_written_whole_lines_cost_nothing_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flushed: list[int] = []
+    flush = LineSink._flush
+
+    def counted(sink: LineSink, owner: int) -> bool:
+        flushed.append(owner)
+        return flush(sink, owner)
+
+    monkeypatch.setattr(LineSink, "_flush", counted)
+    sink = LineSink(io.BytesIO())
+    for rank in range(100):
+        sink.write(rank, b"line\n")
+        sink.close(rank)
+    assert flushed == list(range(100))
+
+
 def test_every_line_gets_its_rank_once() -> None:
     stream = io.BytesIO()
     sink = LineSink(stream, prefix=True)
