@@ -20,9 +20,9 @@ from qsgd_hpc.launch.cluster import parse as parse_network
 from qsgd_hpc.launch.frameworks import FRAMEWORKS
 from qsgd_hpc.launch.horovod_flags import (
     GROUP,
+    effects,
     horovod_options,
     refuse_discovery,
-    variables_and_remarks,
 )
 from qsgd_hpc.launch.mpi import find_launcher, find_library
 from qsgd_hpc.launch.option_types import (
@@ -218,7 +218,9 @@ def run(
         ),
         None,
     )
-    settings, remarks = checked(lambda: variables_and_remarks(horovods, config_file), ({}, []))
+    settings, config_verbose, remarks = checked(
+        lambda: effects(horovods, config_file), ({}, False, [])
+    )
     options = RunOptions(
         ranks=ranks,
         command=command,
@@ -237,7 +239,7 @@ def run(
         output_folder=output_filename,
         timestamps=timestamps,
         start_timeout_s=start_timeout,
-        verbose=verbose,
+        verbose=verbose or config_verbose,
     )
     if faults:
         raise UsageError("\n".join(faults))

@@ -19,11 +19,11 @@ __all__ = [
     "GROUP",
     "IGNORED",
     "SETTINGS",
+    "effects",
     "horovod_options",
     "read_config",
     "refuse_discovery",
     "unused_arguments",
-    "variables_and_remarks",
 ]
 
 
@@ -282,22 +282,26 @@ def _option(setting: Setting) -> Callable[..., Any]:
     return click.option(setting.option, type=setting.kind, metavar=metavar, **shared)
 
 
-def variables_and_remarks(
+def effects(
     given: Mapping[str, Any], config: Path | None
-) -> tuple[dict[str, str], list[str]]:
-    """Return the variables for the ranks, and remarks on flags that have no effect.
+) -> tuple[dict[str, str], bool, list[str]]:
+    """Return the effects of flags and of a configuration file.
 
     Args:
         given: flags' values by argument name, None if not given; they override the file.
         config: horovodrun's configuration file.
 
+    Returns:
+        The variables for the ranks, whether the file sets ``verbose``, and remarks on flags that
+        have no effect.
     Raises:
         UsageError: the file is invalid.
     """
     values, unused = ({}, []) if config is None else read_config(config)
     values |= {name: value for name, value in given.items() if value is not None}
     unused += [each for each in IGNORED if given.get(name_of(each))]
-    return variables_of(values), [f"{each}: {IGNORED[each].why}" for each in unused]
+    remarks = [f"{each}: {IGNORED[each].why}" for each in unused]
+    return variables_of(values), values.get("verbose", False), remarks
 
 
 # Arguments of Horovod's run() whose flags have other names.

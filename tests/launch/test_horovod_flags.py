@@ -13,8 +13,8 @@ from qsgd_hpc.errors import UsageError
 from qsgd_hpc.launch.horovod_flags import (
     IGNORED,
     SETTINGS,
+    effects,
     read_config,
-    variables_and_remarks,
 )
 from qsgd_hpc.launch.options import RunOptions
 
@@ -118,10 +118,10 @@ controller: mpi
 """
 
 
-def test_configuration_file_sets_what_the_command_line_does_not(tmp_path):
+def test_configuration_file_sets_what_the_command_line_does_not(asked, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(CONFIG)
-    variables, remarks = variables_and_remarks({"cycle_time_ms": 5.0, "autotune": None}, file)
+    variables, _, remarks = effects({"cycle_time_ms": 5.0, "autotune": None}, file)
     assert variables == {
         "QSGD_FUSION_BYTES": str(16 << 20),
         "QSGD_CYCLE_TIME_MS": "5.0",
@@ -131,6 +131,7 @@ def test_configuration_file_sets_what_the_command_line_does_not(tmp_path):
         "QSGD_STALL_SHUTDOWN_S": "0",
         "QSGD_LOG_LEVEL": "INFO",
     }
+    assert asked("--config-file", str(file))[0].verbose
     assert [remark.split(":")[0] for remark in remarks] == [
         "--hierarchical-allgather",
         "--log-with-timestamp",
