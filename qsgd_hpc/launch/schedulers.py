@@ -83,5 +83,5 @@ NODE_FILES = tuple(each.node_file for each in SCHEDULERS.values() if each.node_f
 
 
 def in_batch_job(environ: Mapping[str, str]) -> bool:
-    """Return whether this process is in a batch job, including Flux's."""
-    return any(name in environ for name in (*JOB_IDS, "FLUX_JOB_ID"))
+    """Return whether this process is in a batch job, including those of Flux and Grid Engine."""
+    return any(name in environ for name in (*JOB_IDS, "FLUX_JOB_ID", "PE_HOSTFILE"))

@@ -83,6 +83,7 @@ def test_the_port_is_held_and_torchs_store_can_still_listen_there() -> None:
         (OPTIONS, {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "nid[0007-0009,12],x1"}, "nid0007",
          False, ()),
         (OPTIONS, {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "gpu1,gpu2"}, "gpu1", False, ()),
+        (OPTIONS, {"PE_HOSTFILE": "/spool/pe_hostfile"}, socket.gethostname(), True, ()),
     ],
 )  # fmt: skip
 def test_ranks_meet_on_the_first_host(
