@@ -478,5 +478,10 @@ class _Text(io.RawIOBase):
 
 
 def _raw(stream: Any) -> Any:
+    """Return the unbuffered stream below a text stream, whose own text is written first."""
     buffer: Any = getattr(stream, "buffer", None)
-    return getattr(buffer, "raw", buffer) or _Text(stream)
+    if buffer is None:
+        return _Text(stream)
+    with contextlib.suppress(OSError):  # its reader has ended, or the disk is full
+        stream.flush()
+    return getattr(buffer, "raw", buffer)

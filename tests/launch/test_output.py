@@ -26,7 +26,7 @@ from qsgd_hpc.launch.output import (
     explain,
     list_ranks,
 )
-from qsgd_hpc.launch.run import Session
+from qsgd_hpc.launch.run import Session, _raw
 from qsgd_hpc.launch.supervise import END, ERR, OUT, START, encode
 
 TOKEN = "0a1b2c3d"
@@ -233,3 +233,10 @@ def test_many_ranks_have_files_below_a_low_limit(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (tmp_path / "rank.99" / "stdout").read_bytes() == b"up"
+
+
+def test_text_printed_before_the_run_precedes_the_ranks_output(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+        print("before", file=log)
+        _raw(log).write(b"rank\n")
+    assert (tmp_path / "log").read_text() == "before\nrank\n"
