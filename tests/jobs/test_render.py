@@ -274,6 +274,28 @@ def test_ranks_of_slurm_get_the_variables_of_a_job_that_exports_none(tmp_path: P
     assert run_body(f"export SLURM_EXPORT_ENV=NONE\n{text}", tmp_path) == [[str(script)], None]
 
 
+def test_a_task_of_slurm_requeues_itself_alone(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    asks = f'echo "$@" >> {tmp_path}/asked'
+    for name, body in (("scontrol", asks), ("sleep", "")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    request = JobRequest(Path("train.sh"), workdir=tmp_path, array={"n": ("1",)}, requeue=True)
+    site = dataclasses.replace(sites.load("slurm"), launcher_argv=("env",), setup=())
+    (tmp_path / "train.sh").write_text("#!/bin/bash\nexit 85\n")
+    (tmp_path / "train.sh").chmod(0o755)
+    text = render_script(fill(request, site), site, TOOLS, Place(tmp_path / "job"))
+    given = "SLURM_JOB_ID=7 SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID=0"
+    done = subprocess.run(
+        ["/bin/bash"],
+        input=f"export PATH={tmp_path}/bin:$PATH {given}\n{text}",
+        text=True,
+        check=False,
+    )
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert (done.returncode, asked[1:]) == (85, ["requeue 7_0"])
+
+
 # Whatever a command line can carry: any bytes but NUL, as Python shows them in sys.argv.
 WORD = st.one_of(
     st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=30),
