@@ -274,10 +274,21 @@ def test_ranks_of_slurm_get_the_variables_of_a_job_that_exports_none(tmp_path: P
     assert run_body(f"export SLURM_EXPORT_ENV=NONE\n{text}", tmp_path) == [[str(script)], None]
 
 
-def test_a_task_of_slurm_requeues_itself_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("state", "requeued"),
+    [
+        ("RUNNING:None", True),
+        ("COMPLETING:TimeLimit", True),
+        ("COMPLETING:None", False),
+        ("", True),
+    ],
+)
+def test_a_task_of_slurm_requeues_itself_alone_unless_it_was_cancelled(
+    tmp_path: Path, state: str, requeued: bool
+) -> None:
     (tmp_path / "bin").mkdir()
     asks = f'echo "$@" >> {tmp_path}/asked'
-    for name, body in (("scontrol", asks), ("sleep", "")):
+    for name, body in (("squeue", f"{asks}\necho {state}"), ("scontrol", asks), ("sleep", "")):
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     request = JobRequest(Path("train.sh"), workdir=tmp_path, array={"n": ("1",)}, requeue=True)
@@ -293,7 +304,8 @@ def test_a_task_of_slurm_requeues_itself_alone(tmp_path: Path) -> None:
         check=False,
     )
     asked = (tmp_path / "asked").read_text().splitlines()
-    assert (done.returncode, asked[1:]) == (85, ["requeue 7_0"])
+    assert (done.returncode, asked[1]) == (85, "-h -j 7_0 -o %T:%r")
+    assert asked[2:] == (["requeue 7_0"] if requeued else [])
 
 
 # Whatever a command line can carry: any bytes but NUL, as Python shows them in sys.argv.

@@ -141,7 +141,8 @@ while [ -n "$again" ]; do # a signal ends `wait`, not what it waits for
     [ "$now" = 127 ] || code=$now
 done
 [ ! -e "$job_dir/resubmit" ] || code=85 # a launcher may have reported something else
-if [ "$code" = 85 ]; then
+# SIGTERM of scancel makes ranks stop at a checkpoint, too; Slurm would restart the cancelled job.
+if [ "$code" = 85 ] && [ "$(squeue -h -j "$SLURM_JOB_ID" -o %T:%r)" != COMPLETING:None ]; then
     event requeue
     trap - EXIT TERM
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
