@@ -6,6 +6,7 @@
 #PBS -l walltime=00:30:00
 #PBS -r n
 #PBS -j oe
+#PBS -k doe
 
 job_dir=/home/me/.qsgd-hpc/jobs/machine-7
 mkdir -p -- "$job_dir" || exit 1

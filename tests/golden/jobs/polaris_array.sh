@@ -4,12 +4,12 @@
 #PBS -q debug-scaling
 #PBS -l select=8:system=polaris
 #PBS -l place=scatter
-#PBS -k doe
 #PBS -l walltime=00:30:00
 #PBS -l filesystems=home:eagle
 #PBS -J 0-3%2
 #PBS -r y
 #PBS -j oe
+#PBS -k doe
 
 job_dir=/home/me/.qsgd-hpc/jobs/machine-7
 task=${PBS_ARRAY_INDEX:?}

@@ -4,11 +4,11 @@
 #PBS -q prod
 #PBS -l select=64:system=polaris
 #PBS -l place=scatter
-#PBS -k doe
 #PBS -l walltime=05:00:00
 #PBS -l filesystems=home:eagle
 #PBS -r n
 #PBS -j oe
+#PBS -k doe
 
 job_dir=/home/me/.qsgd-hpc/jobs/machine-7
 mkdir -p -- "$job_dir" || exit 1

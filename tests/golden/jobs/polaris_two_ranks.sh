@@ -4,11 +4,11 @@
 #PBS -q debug
 #PBS -l select=1:system=polaris
 #PBS -l place=scatter
-#PBS -k doe
 #PBS -l walltime=00:30:00
 #PBS -l filesystems=home:eagle
 #PBS -r n
 #PBS -j oe
+#PBS -k doe
 
 job_dir=/home/me/.qsgd-hpc/jobs/machine-7
 mkdir -p -- "$job_dir" || exit 1

@@ -8,6 +8,7 @@
 #PBS -l filesystems=home:eagle
 #PBS -r n
 #PBS -j oe
+#PBS -k doe
 
 job_dir=/home/me/.qsgd-hpc/jobs/machine-7
 mkdir -p -- "$job_dir" || exit 1
