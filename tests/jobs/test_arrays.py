@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from qsgd_hpc import jobs
 from qsgd_hpc.jobs.model import Job
 from qsgd_hpc.jobs.schedulers import pbs, slurm
@@ -62,3 +64,22 @@ def test_an_array_of_pbs_that_nobody_confirmed_is_adopted_as_a_whole(fakes: Fake
     fakes.says("qstat", listed.replace("^array_index^", "^array_index^.log"))
     adopted = pbs.refresh([job])[job.id]
     assert (adopted.scheduler_id, adopted.tasks) == (f"15[].{SERVER}", {"COMPLETED": 3})
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize(
+    ("codes", "state", "exit_code"),
+    [((0, 0, 0), S.COMPLETED, 0), ((0, 3, 85), S.FAILED, 3), ((0, 0), S.LOST, None)],
+)
+def test_a_forgotten_array_ended_as_its_tasks_recorded(
+    fakes: Fakes, codes: tuple[int, ...], state: jobs.JobState, exit_code: int | None
+) -> None:
+    job = array_of(submitted(fakes, "polaris", f"15[].{SERVER}"))
+    fakes.says("qstat", err=f"qstat: Unknown Job Id 15[].{SERVER}\n", rc=153)
+    for task, code in enumerate(codes):
+        job.task_directory(task).mkdir()
+        record = job.task_directory(task) / "events.jsonl"
+        record.write_text(f'{{"at": 9, "event": "end", "exit_code": {code}}}\n')
+    found = pbs.refresh([job])[job.id]
+    assert (found.state, found.exit_code) == (state, exit_code)
+    assert found.scheduler_id == f"15[].{SERVER}"

@@ -16,7 +16,7 @@ from typing import Literal
 
 from qsgd_hpc._notices import tell
 from qsgd_hpc.errors import LaunchError
-from qsgd_hpc.jobs.events import or_stopped
+from qsgd_hpc.jobs.events import or_stopped, task_progress
 from qsgd_hpc.jobs.model import Job, JobState, Progress
 from qsgd_hpc.jobs.registry import write_file
 
@@ -238,7 +238,7 @@ UNREAD_FILE = "unread_answer.txt"
 SETTLE_S = 60.0
 
 
-def merged(job: Job, new: Progress, scheduler_id: str) -> Progress:
+def merged(job: Job, new: Progress, scheduler_id: str | None) -> Progress:
     """Return the new progress, with earlier values that the new answer omits."""
     waiting = new.state is JobState.QUEUED
     old = job.progress
@@ -290,9 +290,15 @@ def left_out(job: Job, scheduler: str) -> Progress:
 
 
 def unknown(job: Job, hint: str) -> Progress:
-    """Return the progress of a job that its scheduler does not know; LOST after a grace period."""
+    """Return the progress of a job that its scheduler does not know; LOST after a grace period.
+
+    If all tasks of an array have recorded their end, these records are the end of the array.
+    """
     if not is_settled(job):
         return job.progress
+    tasks = {n: task_progress(job, n) for n in range(len(job.request.tasks))}
+    if tasks and all(task.state.ended for task in tasks.values()):
+        return merged(job, aggregate(tasks), job.progress.scheduler_id)
     return replace(job.progress, state=JobState.LOST, why=hint)
 
 
