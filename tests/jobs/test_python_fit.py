@@ -24,6 +24,7 @@ MPICH = Library("", "MPICH", (5, 0, 2), Path("/env/lib/libmpi.so.12"), "mpich")
 OPEN_MPI = Library("", "Open MPI", (5, 0, 11), Path("/env/lib/libmpi.so.40"), "openmpi")
 REQUEST = JobRequest(Path("train.py"), nodes=2, ranks_per_node=4)
 LISTED = "MPI plugin types are...\n\tnone\n\tcray_shasta\n\tpmi2\nspecific pmix plugin: x\n"
+LISTED_BEFORE_22_05 = "srun: MPI types are...\nsrun: none\nsrun: cray_shasta\nsrun: pmi2\n"
 PMI2 = frozenset({"none", "cray_shasta", "pmi2"})
 
 
@@ -185,13 +186,14 @@ def test_whether_a_script_may_use_ranks(
     assert python_fit.fit_launcher(by_horovod, polaris).remarks
 
 
+@pytest.mark.parametrize("listed", [{"out": LISTED}, {"err": LISTED_BEFORE_22_05}])
 def test_submit_writes_the_option_into_the_script_and_tells(
-    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, listed: dict[str, str]
 ) -> None:
     asked(monkeypatch, MPICH)
     Path("train.py").write_text("import qsgd_hpc.torch as hvd\n")
     monkeypatch.setenv("SLURM_CONF", "/a/cluster/of/its/own")
-    fakes.says("srun", LISTED)
+    fakes.says("srun", **listed)
     fakes.says("sbatch", "4\n")
     told: list[str] = []
     request = dataclasses.replace(REQUEST, site="slurm")

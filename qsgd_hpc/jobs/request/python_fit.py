@@ -96,7 +96,9 @@ def _plugins() -> frozenset[str] | None:
     if shutil.which("srun") is None:
         return None
     answer = ask(["srun", "--mpi=list"])
-    words = re.findall(r"^\s+([a-z0-9_]+)\s*$", f"{answer.out}\n{answer.err}", re.MULTILINE)
+    # Up to Slurm 21.08, "srun:" precedes each name.
+    names = re.compile(r"^(?:srun:)?\s+([a-z0-9_]+)\s*$", re.MULTILINE)
+    words = names.findall(f"{answer.out}\n{answer.err}")
     return frozenset(words) if answer.code == 0 else None
 
 
