@@ -95,14 +95,14 @@ class Place:
         previous: folder of the part of a chain that this job continues.
         attempt: number of earlier jobs of the same training.
         mark: text by which the scheduler can find the job.
-        resumes: folder of an array whose completed tasks need not run again.
+        resumes: folders of arrays whose completed tasks need not run again.
     """
 
     directory: Path
     previous: Path | None = None
     attempt: int = 0
     mark: str = ""
-    resumes: Path | None = None
+    resumes: tuple[Path, ...] = ()
 
 
 def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -> str:
@@ -139,8 +139,7 @@ def render_script(request: JobRequest, site: Site, tools: Tools, place: Place) -
         "mark": place.mark,
         "previous": None if place.previous is None else str(place.previous),
         "previous_id": None if place.previous is None else place.previous.name,
-        "resumes": None if place.resumes is None else str(place.resumes),
-        "resumes_id": None if place.resumes is None else place.resumes.name,
+        "resumes": [str(folder) for folder in place.resumes],
         "stop_after_s": _stop_after_s(request),
     }
     try:

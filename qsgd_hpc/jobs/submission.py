@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import os
 import signal
 import threading
@@ -177,9 +178,14 @@ def _submit_once(
     return _to_scheduler(job), True
 
 
-def _half_done(job: Job | None) -> Path | None:
-    """Return the folder of an array that has not completed; a completed one runs again whole."""
-    return job.directory if job and job.state is not JobState.COMPLETED else None
+def _half_done(job: Job | None) -> tuple[Path, ...]:
+    """Return the folders of an array that has not completed and of those that it resumes.
+
+    An array that has completed runs again whole, so older ones do not matter.
+    """
+    line = _lineage(job) if job else []
+    unfinished = itertools.takewhile(lambda each: each.state is not JobState.COMPLETED, line)
+    return tuple(each.directory for each in unfinished)
 
 
 def _to_scheduler(job: Job) -> Job:
@@ -250,15 +256,15 @@ def _confirmed(job_id: str) -> Job | None:
         time.sleep(ASK_AGAIN_S)
 
 
-def _lineage(job: Job) -> list[str]:
-    """Return the ids of this job and of the jobs whose training it continues, newest first."""
-    found = [job.id]
+def _lineage(job: Job) -> list[Job]:
+    """Return this job and the jobs whose training it continues, newest first."""
+    found = [job]
     while before := job.previous or job.resumes:
         try:
             job = registry.load(before)
         except UsageError:
             break  # its record was deleted
-        found.append(job.id)
+        found.append(job)
     return found
 
 

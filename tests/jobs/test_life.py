@@ -203,6 +203,23 @@ def test_an_array_that_is_asked_to_stop_starts_no_other_task_and_continues_from_
     assert again.task_log_path(0).read_text() == "ran\n"
 
 
+def test_a_task_that_completed_in_any_resumed_array_does_not_run_again(place: Path) -> None:
+    script = write(place, "import sys; sys.exit(int(sys.argv[-1]))")
+    first = jobs.submit(jobs.JobRequest(script, array={"code": ("0", "3")}))
+    assert states(first.id) == ["FAILED"]
+    other = jobs.submit(jobs.JobRequest(write(place, "import time; time.sleep(600)")))
+    second = jobs.resubmit(first.id)
+    jobs.cancel(second.id)  # while it waits: its tasks record nothing
+    assert states(second.id) == ["CANCELLED"]
+    third = jobs.resubmit(second.id)
+    (third.directory / "stop").touch()
+    jobs.cancel(other.id)
+    assert states(third.id) == ["STOPPED"]
+    assert jobs.get(third.id).progress.tasks == {"COMPLETED": 1, "STOPPED": 1}
+    said = third.task_log_path(0).read_text()
+    assert said == f"nothing left to do: this task has completed in {first.id}\n"
+
+
 @pytest.mark.parametrize(("codes", "state"), [("3 85", "FAILED"), ("85 0", "STOPPED")])
 def test_an_array_with_a_stopped_task_hides_no_failure(place: Path, codes: str, state: str) -> None:
     script = write(place, "import sys; sys.exit(int(sys.argv[-1]))")
