@@ -274,6 +274,17 @@ def test_ranks_of_slurm_get_the_variables_of_a_job_that_exports_none(tmp_path: P
     assert run_body(f"export SLURM_EXPORT_ENV=NONE\n{text}", tmp_path) == [[str(script)], None]
 
 
+def test_a_request_to_stop_holds_for_the_first_run_of_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os; print([os.path.exists('job/stop') * 1])")
+    site = dataclasses.replace(sites.load("slurm"), launcher_argv=("env",), setup=())
+    request = fill(JobRequest(script, workdir=tmp_path), site)
+    text = render_script(request, site, Tools(sys.executable, ()), Place(tmp_path / "job"))
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "stop").touch()  # the scheduler calls the job RUNNING in its prologue
+    assert [run_body(text, tmp_path), run_body(text, tmp_path)] == [[1], [0]]
+
+
 @pytest.mark.parametrize(
     ("state", "requeued"),
     [

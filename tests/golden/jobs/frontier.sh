@@ -27,7 +27,8 @@ end() {
     [ -n "$launcher" ] || exit 143
     kill -TERM "$launcher" 2> /dev/null
 }
-rm -f -- "$job_dir"/{stop,resubmit,outcome,meeting}
+# Of an earlier run. The first keeps `stop`: schedulers say RUNNING before this script starts.
+[ ! -s "$job_dir/events.jsonl" ] || rm -f -- "$job_dir"/{stop,resubmit,outcome,meeting}
 event start ", \"host\": \"$HOSTNAME\", \"scheduler_id\": \"${SLURM_JOB_ID-}\""
 trap 'finish $?' EXIT
 trap stop USR1 USR2
