@@ -237,7 +237,6 @@ class Site:
     default_filesystems: tuple[str, ...] = ()
     account_suffix: str = ""
     directives: tuple[str, ...] = ()
-    no_export: bool = False
     setup: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     libraries: tuple[Library, ...] = ()
