@@ -102,21 +102,14 @@ def report(
     shown: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Return the placement of this process, by the keys below."""
-    local_ranks, ranks, local_sizes, sizes = zip(*launchers(launcher), strict=True)
-    used: list[str] = []
+    local_ranks, ranks, _, _ = zip(*launchers(launcher), strict=True)
     names = (*GPU_VARIABLES, *_OTHER_VARIABLES, *shown)
-    cpus = os.sched_getaffinity(0)
-    domains = _domains()
     return {
-        "rank": _number(environ, ranks, used),
-        "local_rank": _number(environ, (*local_rank_names, *local_ranks), used),
-        "local_size": _number(environ, local_sizes, used),
-        "size": _number(environ, sizes, used),
-        "used": used,
+        "rank": _number(environ, ranks),
+        "local_rank": _number(environ, (*local_rank_names, *local_ranks)),
         "host": socket.gethostname(),
-        "cpus": cpu_list(cpus),
-        "sits_in": [number for number, text in domains.items() if cpus_of(text) & cpus],
-        "domains": domains,
+        "cpus": cpu_list(os.sched_getaffinity(0)),
+        "domains": _domains(),
         "siblings": _read(f"{_CPUS}/cpu0/topology/thread_siblings_list"),
         "variables": {name: environ[name] for name in dict.fromkeys(names) if name in environ},
         "gpus": _gpus(),
@@ -124,13 +117,10 @@ def report(
     }
 
 
-def _number(environ: Mapping[str, str], names: Iterable[str], used: list[str]) -> int | None:
-    """Return the first of these variables that is a number, and record its name."""
-    for name in names:
-        if re.fullmatch("[0-9]+", environ.get(name, "")):
-            used.append(name)
-            return int(environ[name])
-    return None
+def _number(environ: Mapping[str, str], names: Iterable[str]) -> int | None:
+    """Return the first of these variables that is a number."""
+    values = (environ.get(name, "") for name in names)
+    return next((int(value) for value in values if re.fullmatch("[0-9]+", value)), None)
 
 
 def _read(path: str) -> str | None:

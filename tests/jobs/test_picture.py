@@ -44,12 +44,8 @@ def record(site: Site, seat: Seat, host: str, **changes: Any) -> dict[str, Any]:
     return {
         "rank": seat.rank,
         "local_rank": seat.local_rank,
-        "local_size": 4,
-        "size": 8,
-        "used": ["PALS_RANKID"],
         "host": host,
         "cpus": cpu_list(seat.cpus),
-        "sits_in": [],
         "domains": {str(n): numa.cpus for n, numa in enumerate(site.numa)} or {"0": "0-1"},
         "siblings": ",".join(str(n * total // count) for n in range(count)),
         "variables": {site.gpu.variable: seat.gpu, "OMP_NUM_THREADS": "4"} if site.gpu else {},
