@@ -281,7 +281,8 @@ def joins() -> int:
 
     State that ranks derive from earlier calls may differ after that: a joined rank made fewer.
     """
-    return context().engine.joins()
+    count: int = context().engine.joins()
+    return count
 
 
 def rank() -> int:

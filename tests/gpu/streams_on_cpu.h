@@ -174,9 +174,7 @@ inline std::atomic<int>& captures() {
   static std::atomic<int> running{0};
   return running;
 }
-inline bool is_restricted() {
-  return captures() > 0 && capture_mode() != StreamCaptureModeRelaxed;
-}
+inline bool is_restricted() { return captures() > 0 && capture_mode() != StreamCaptureModeRelaxed; }
 
 enum StreamCaptureStatus { StreamCaptureStatusNone, StreamCaptureStatusActive };
 inline Error_t StreamIsCapturing(Stream_t stream, StreamCaptureStatus* status) {
