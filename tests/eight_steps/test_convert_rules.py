@@ -89,15 +89,36 @@ def test_a_curve_of_losses_is_the_mean_of_those_of_the_ranks(use, gathered):
     assert f"losses = {gathered}\n" in made.after
 
 
-def test_a_tensor_of_another_type_is_no_number():
+@pytest.mark.parametrize("added", ["(y == 1).float().sum()", "torch.ones(3)", "loss.detach()"])
+def test_a_tensor_of_another_type_is_no_number(added):
     text = torch_script(after="print(total / len(loader.dataset))")
-    made = done(text.replace("loss.item()", "(y == 1).float().sum()"))
-    assert "total = hvd.allreduce(total, op=hvd.Sum)\n" in made.after
+    made = done(text.replace("loss.item()", added))
+    assert "\n    total = hvd.allreduce(total, op=hvd.Sum)\n" in made.after
 
 
-@pytest.mark.parametrize("added", ["loss.detach() * len(x)", "(loss.sum() / 2) * x.size(0)"])
-def test_a_product_of_a_call_and_a_count_may_be_a_tensor(added):
+def test_an_array_of_numpy_is_no_tensor():
+    text = torch_script("import numpy as np", after="print(total / len(loader.dataset))")
+    made = done(text.replace("total = 0.0", "total = np.zeros(3)"))
+    assert "\n    total = sum(hvd.allgather_object(total))\n" in made.after
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        *("loss.detach() * len(x)", "(loss.sum() / 2) * x.size(0)"),
+        *(
+            "accuracy_of(model(x), y)",
+            "learner.step(x)",
+            "args.batch",
+            "first",
+            "(hits == 1).sum()",
+        ),
+    ],
+)
+def test_what_may_be_a_tensor_or_a_number_is_tested_when_it_is_summed(added):
     text = torch_script(after="print(total / len(loader.dataset))")
+    made = "hits, (first, other) = model(x).numpy(), step_of(x)\n        loss.backward()"
+    text = text.replace("loss.backward()", made)
     assert has(
         done(text.replace("loss.item()", added)),
         """

@@ -11,7 +11,15 @@ import libcst as cst
 from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, sources
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import DEPTH, Script, dotted, is_literal, names_in, receiver
+from qsgd_hpc.eight_steps.reading import (
+    DEPTH,
+    Framework,
+    Script,
+    dotted,
+    is_literal,
+    names_in,
+    receiver,
+)
 
 __all__ = ["average_metrics"]
 
@@ -23,7 +31,13 @@ NUMBER = re.compile(
 METER = re.compile(r"Meter|Metric|Average|Accuracy|(^|[._])Mean$")
 CURVE = re.compile(r"\.(plot|semilog[xy]|loglog)$")
 PARTS = re.compile(r"\.(DataLoader|DistributedSampler)$")  # have the length of a rank's part
-MADE = re.compile(r"(zeros|zeros_like|tensor|constant|Variable|array|as_tensor|full)$")
+MADE = re.compile(
+    r"^(?!numpy\.).*(zeros|zeros_like|tensor|constant|Variable|array|as_tensor|full)$"
+)
+# Methods of tensors that return tensors; arrays of NumPy have some of them, too.
+TENSOR = re.compile(
+    r"^(abs|clone|cpu|cuda|detach|div|double|exp|float|int|long|mean|mul|norm|sqrt|square|sum|to)$"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +87,7 @@ def sums(plan: Plan, loop: TrainLoop, numbers: bool = False) -> tuple[Sum, ...]:
         elif MADE.search(script.called(start)):
             kind = "tensor"
         else:
-            kind = type_of(script, added) or "tensor"
+            kind = type_of(script, added) or ("either" if in_torch(script) else "tensor")
         found.setdefault(name, Sum(name, kind, start))
     return tuple(found.values())
 
@@ -95,8 +109,9 @@ def type_of(script: Script, node: cst.CSTNode, depth: int = DEPTH) -> str:
     """Return what a value is, as far as the text shows.
 
     Returns:
-        "number" (of Python or NumPy), "tensor" (the result of any other call), "either" (computed
-        from both: another call may return a number, too), or "" for a name without a known value.
+        "number" (of Python or NumPy), "tensor" (the result of any other call; in PyTorch, of one
+        that certainly returns a tensor), "either" (of both), or "" for a name without a known
+        value.
     """
     value = script.value(node)
     if isinstance(value, cst.BinaryOperation) and depth:
@@ -109,7 +124,38 @@ def type_of(script: Script, node: cst.CSTNode, depth: int = DEPTH) -> str:
     known = is_literal(value) or NUMBER.search(script.called(value))
     if known or CONVERTED.search(script.code(value)):
         return "number"
-    return "tensor" if isinstance(value, cst.Call) else ""
+    if not in_torch(script):
+        return "tensor" if isinstance(value, cst.Call) else ""
+    if isinstance(value, cst.Call):
+        return "tensor" if _is_tensor(script, value, depth) else "either"
+    found = script.binding(value) if dotted(value) else None
+    if found is not None and found.how == "part" and isinstance(found.value, cst.Call):
+        return "number" if NUMBER.search(script.called(found.value)) else "either"
+    return ""
+
+
+def in_torch(script: Script) -> bool:
+    """Return whether the script trains with PyTorch, and with no other framework."""
+    return script.frameworks == {Framework.TORCH}
+
+
+def _is_tensor(script: Script, call: cst.Call, depth: int) -> bool:
+    """Return whether a call of a PyTorch script certainly returns a tensor.
+
+    An unknown function, such as one for the accuracy, often returns a number.
+    """
+    if script.called(call).startswith("torch."):
+        return True
+    if any(base.endswith("Module") for base in script.bases(call.func)):
+        return True
+    owner = receiver(call)
+    if owner is None or script.definition(call) is not None or not depth:
+        return False
+    name = cst.ensure_type(call.func, cst.Attribute).attr.value
+    names = (n for n in script.inside(owner) if isinstance(n, cst.Name))
+    return bool(TENSOR.match(name)) and all(
+        type_of(script, each, depth // 2) != "number" for each in names
+    )
 
 
 def fresh(script: Script, loop: TrainLoop, name: str) -> cst.BaseExpression | None:
@@ -288,7 +334,8 @@ def sum_over_ranks(script: Script, name: str, kind: str, by: str = "all") -> lis
     mean = " / hvd.size()" if by == "batches" else ""
     number = f"{name} = sum(hvd.allgather_object({name})){mean}"
     tensor = f"{name} = hvd.allreduce({name}, op=hvd.{'Sum' if by == 'all' else 'Average'})"
-    if kind == "either" and (torch := script.name_of("torch")):
+    torch = script.name_of("torch") or ("torch" if in_torch(script) else "")
+    if kind == "either" and torch:
         # Tensors of several GPUs, as objects, could not be summed.
         return [f"if {torch}.is_tensor({name}):", f"    {tensor}", "else:", f"    {number}"]
     return [tensor if kind == "tensor" else number]
