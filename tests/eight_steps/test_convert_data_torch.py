@@ -389,3 +389,58 @@ def test_samples_that_each_step_draws_need_another_seed_on_each_rank():
     left = [note.text for note in made.to_decide]
     assert any("draw other samples by random.randint: add hvd.rank()" in text for text in left)
     assert not any("shard the data" in text for text in left)
+
+
+RETURNED = """
+import torch
+from torch.utils.data import DataLoader
+
+def load(data, tests):
+    return {made}
+
+def run(loader, optimizer=None):
+    total = 0.0
+    for x, y in loader:
+        loss = loss_of(model(x), y)
+        if optimizer is not None:
+            loss.backward()
+            optimizer.step()
+        total += loss.item() * len(x)
+    return total / len(loader.dataset)
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+train, val = load(*read())
+for epoch in range(2):
+    run(train, optimizer)
+    run(val)
+"""
+PAIR = "DataLoader(data, 8, shuffle=True), DataLoader(tests, 8, shuffle=True)"
+PARTIAL = "total covers only this rank's batches: average over the ranks."
+
+
+def test_of_loaders_that_a_function_returns_only_that_for_training_is_divided():
+    made = done(RETURNED.format(made=PAIR).replace("    run(val)\n", ""))
+    sampled = "DataLoader(data, 8, shuffle=train_sampler is None, sampler=train_sampler)"
+    assert f"return {sampled}, DataLoader(tests, 8, shuffle=True)\n" in made.after
+    assert not made.to_decide
+
+
+@pytest.mark.parametrize("load", ["load", "imported"])
+def test_a_loop_over_several_loaders_that_functions_return_sums_no_tests(load):
+    text = RETURNED.format(made="DataLoader(data, 8, shuffle=True), DataLoader(tests, 8)")
+    made = done(text.replace("= load(", f"= {load}("))
+    assert [note.text for note in made.to_decide] == [PARTIAL]
+    assert 'hasattr(getattr(loader, "sampler", None), "set_epoch")' in made.after
+
+
+def test_loaders_of_one_line_that_cannot_be_told_apart_have_a_sampler_each():
+    made = done(RETURNED.format(made=f"[{PAIR}]"))
+    assert "sampler=train_sampler), DataLoader(" in made.after
+    assert "sampler=train_rank_sampler)]\n" in made.after
+    assert "if this loads test data, leave out its sampler." in [n.text for n in made.to_decide]
+
+
+def test_loaders_by_phase_may_be_unknown():
+    text = BY_PHASE.replace("{loaders}", "train = DataLoader(data['train'], shuffle=True)")
+    made = done(text.replace("sizes = ", "loaders = imported(train)\nsizes = "))
+    assert PARTIAL in [note.text for note in made.to_decide]

@@ -17,6 +17,7 @@ __all__ = [
     "callers",
     "iterable",
     "last_with_call",
+    "origins",
     "reaching",
     "sources",
     "train_loops",
@@ -157,6 +158,36 @@ def sources(
     values = [value if value is not None else found.value for value in script.passed(found)]
     given = [sources(script, value, depth - 1) for value in values if value is not None]
     return tuple(each for several in given for each in several) or (node,)
+
+
+def origins(
+    script: Script, node: cst.BaseExpression, depth: int = DEPTH
+) -> tuple[cst.BaseExpression, ...]:
+    """Return the expressions whose value a name may have, also in functions that return them."""
+    found: list[cst.BaseExpression] = []
+    for each in sources(script, node):
+        inner = _returned(script, each) if depth else []
+        found += [s for value in inner for s in origins(script, value, depth - 1)] or [each]
+    return tuple(found)
+
+
+def _returned(script: Script, node: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """Return what an own function returns for a call, or for a name of `a, b = f(x)`, if known."""
+    bound = script.binding(node) if dotted(node) else None
+    part = bound is not None and bound.how == "part"
+    call = bound.value if bound is not None and part else node
+    own = script.definition(call) if isinstance(call, cst.Call) else None
+    if own is None:
+        return []
+    returns = (n for n in script.inside(own) if isinstance(n, cst.Return))
+    values = [n.value for n in returns if n.value is not None and script.function(n) is own]
+    if bound is None or not part:
+        return values
+    rows = [value.elements if isinstance(value, cst.Tuple) else () for value in values]
+    starred = any(isinstance(each, cst.StarredElement) for row in rows for each in row)
+    if starred or bound.index < 0 or any(len(row) <= bound.index for row in rows):
+        return []
+    return [row[bound.index].value for row in rows]
 
 
 def range_of(script: Script, loop: Loop) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, sources
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, origins, sources
 from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted, find, names_in
@@ -52,26 +52,34 @@ class Fed:
         calls: the calls that make its loaders.
         train: those known to be for training, by the key.
         when: the condition under which it takes that for training, as Python code; "": unknown.
+        several: whether it may iterate over several loaders, known or not.
     """
 
     loop: TrainLoop
     calls: tuple[cst.Call, ...]
     train: tuple[cst.Call, ...] = ()
     when: str = ""
+    several: bool = False
 
     @property
     def tests(self) -> bool:
         """Whether the loop may also iterate over data that every rank has completely."""
-        return len(self.calls) > 1 and not self.when
+        return (self.several or len(self.calls) > 1) and not self.when
 
 
 @dataclass(frozen=True, eq=False)
 class Loaders:
-    """The loaders of a script: those for training, those of each loop, and all."""
+    """The loaders of a script: those for training, those of each loop, and all.
+
+    Attributes:
+        certain: whether a loop takes its batches from those for training; else all that shuffle
+            are taken for them.
+    """
 
     train: tuple[cst.Call, ...]
     fed: tuple[Fed, ...]
     all: tuple[cst.Call, ...]
+    certain: bool = True
 
     def names(self, script: Script) -> tuple[str, ...]:
         """Return the names of the loaders for training, such as `loaders["train"]`."""
@@ -140,7 +148,7 @@ def find_loaders(script: Script, loops: Sequence[TrainLoop]) -> Loaders:
         alone = len(drawn) == 1 and not calls
         certain += drawn if alone else [c for c in drawn if draws(script, c)]
     train = tuple(dict.fromkeys(certain)) or tuple(c for c in every if draws(script, c))
-    return Loaders(train, found, every)
+    return Loaders(train, found, every, bool(certain))
 
 
 def _drawn(script: Script, loop: TrainLoop) -> list[cst.BaseExpression]:
@@ -150,7 +158,7 @@ def _drawn(script: Script, loop: TrainLoop) -> list[cst.BaseExpression]:
         if script.called(call) == "next" and call.args:
             for made in sources(script, call.args[0].value):
                 if isinstance(made, cst.Call) and script.called(made) == "iter" and made.args:
-                    found += sources(script, made.args[0].value)
+                    found += origins(script, made.args[0].value)
     return found
 
 
@@ -174,16 +182,20 @@ def loaders_of(script: Script, loop: TrainLoop, loaders: Sequence[cst.Call]) -> 
     calls: list[cst.CSTNode] = []
     train: list[cst.CSTNode] = []
     when = ""
-    for made in sources(script, over) if over is not None else ():
+    fed = sources(script, over) if over is not None else ()
+    several = len({made if isinstance(made, cst.Call) else script.code(made) for made in fed}) > 1
+    for made in (each for given in fed for each in origins(script, given)):
         calls.append(made)
         if not isinstance(made, cst.Subscript) or not isinstance(made.slice[0].slice, cst.Index):
             continue
         key = made.slice[0].slice.value
-        for known in sources(script, made.value):
+        is_fixed = isinstance(script.value(key), cst.SimpleString)
+        unknown = True
+        for known in origins(script, made.value):
             chosen, training, others = _entries(script, known)
             if not training:
                 continue
-            is_fixed = isinstance(script.value(key), cst.SimpleString)
+            unknown = False
             if is_fixed and not _trains(script, key):
                 calls += others or [chosen]
                 continue
@@ -191,7 +203,8 @@ def loaders_of(script: Script, loop: TrainLoop, loaders: Sequence[cst.Call]) -> 
             calls += [chosen] if is_fixed else [chosen, *others]
             if not is_fixed and script.scope(made) is script.scope(loop.loop):
                 when = f"{script.code(key)} == {training}"
-    return Fed(loop, _among(loaders, calls), _among(loaders, train), when)
+        several = several or (unknown and not is_fixed and bool(loaders))
+    return Fed(loop, _among(loaders, calls), _among(loaders, train), when, several)
 
 
 def _among(loaders: Sequence[cst.Call], nodes: Sequence[cst.CSTNode]) -> tuple[cst.Call, ...]:
@@ -213,8 +226,8 @@ def _entries(
     keys = [each for each in known if _trains(script, each.key)]
     if len(keys) != 1:
         return made, "", []
-    others = [s for each in known if each is not keys[0] for s in sources(script, each.value)]
-    return sources(script, keys[0].value)[0], script.code(keys[0].key), [*others]
+    others = [s for each in known if each is not keys[0] for s in origins(script, each.value)]
+    return origins(script, keys[0].value)[0], script.code(keys[0].key), [*others]
 
 
 def _trains(script: Script, key: cst.BaseExpression) -> bool:
@@ -232,6 +245,8 @@ def shard_loaders(plan: Plan, loaders: Loaders) -> None:
             plan.todo(call, f"shard this loader: {reason}.")
         else:
             _shard(plan, call)
+        if not loaders.certain and len(loaders.train) > 1:
+            plan.todo(call, "if this loads test data, leave out its sampler.")
     for call in loaders.all:
         if loaders.train and call not in loaders.train:
             text = "Every rank tests on all of this, so metrics need no averaging."
@@ -321,7 +336,7 @@ def _shard(plan: Plan, call: cst.Call) -> None:
     name = script.target(call)
     stem = re.sub(r"_?(data)?_?(loader|dl|iter)$", "", name) or "train"
     stem = stem if stem not in ("self.", "self") else "self.train"
-    stem = _fresh(script, stem)
+    stem = _fresh(plan, call, stem)
     data = script.code(given.value)
     lines = plan.comment(3, TEXT, call)
     phases = comprehension(script, call)
@@ -417,10 +432,12 @@ def _give_sampler(plan: Plan, call: cst.Call, sampler: str) -> None:
         plan.replace(given.value, sampler)
 
 
-def _fresh(script: Script, stem: str) -> str:
-    """Return a prefix of names that the script does not use yet."""
-    used = rf"\b{re.escape(stem)}_(samples|sampler|options)\b"
-    return _fresh(script, f"{stem}_rank") if re.search(used, script.text) else stem
+def _fresh(plan: Plan, call: cst.Call, stem: str) -> str:
+    """Return a prefix of names that the script, and other lines before the loader, do not use."""
+    used = re.compile(rf"\b{re.escape(stem)}_(samples|sampler|options)\b")
+    place = plan.script.offset((plan.script.line(plan.anchor(call)), 0))
+    texts = [plan.script.text, *(e.text for e in plan.edits if e.start == place)]
+    return _fresh(plan, call, f"{stem}_rank") if any(map(used.search, texts)) else stem
 
 
 def _shard_with_options(
@@ -460,7 +477,7 @@ def set_epochs(plan: Plan, loaders: Loaders) -> None:
         test = "hvd.size() > 1" + (f" and {each.when}" if each.when else "")
         refused = any(_reason_against(script, c) for c in shuffled)  # and has no such sampler yet
         several = len(shuffled) < len(calls) and not each.when
-        if unseen or refused or several:  # the loader may be one for testing
+        if unseen or refused or several or each.tests:  # the loader may be one for testing
             test = f'hasattr(getattr({loader}, "sampler", None), "set_epoch")'
         text = "A new order in each epoch, the same on every rank."
         lines = (f"if {test}:", f"    {loader}.sampler.set_epoch({epoch})")
