@@ -134,6 +134,17 @@ def test_an_output_that_trains_among_other_statements_is_left_to_the_author():
             "f = h5py.File('a' if hvd.rank() == 0 else tempfile.mkdtemp() + \"/other\", 'w')",
         ),
         (
+            "with (out / 'a').open('w') as f:\n    json.dump(b, f)",
+            "if hvd.rank() == 0:\n    with (out / 'a').open('w') as f:\n        json.dump(b, f)\n",
+        ),
+        (
+            "with out.open(mode='a') as f:\n    f.write('b')",
+            "if hvd.rank() == 0:\n    with out.open(mode='a') as f:\n        f.write('b')\n",
+        ),
+        ("scipy.io.savemat('a', b)", "if hvd.rank() == 0:\n    scipy.io.savemat('a', b)\n"),
+        ("plt.imsave('a.png', b)", "if hvd.rank() == 0:\n    plt.imsave('a.png', b)\n"),
+        ("b.tofile('a')", "if hvd.rank() == 0:\n    b.tofile('a')\n"),
+        (
             "with h5py.File('a', 'w') as f:\n    f['x'] = 1\n    f.attrs['y'] = 2",
             "if hvd.rank() == 0:\n    with h5py.File('a', 'w') as f:\n        f['x'] = 1\n",
         ),
@@ -163,7 +174,7 @@ def test_an_output_that_trains_among_other_statements_is_left_to_the_author():
 )
 def test_what_keeps_a_state_is_on_every_rank_and_its_effect_on_one(setup, expected):
     imports = "import comet_ml, h5py, netCDF4, logging, mlflow, neptune, wandb\n"
-    imports += "import tensorflow as tf\n"
+    imports += "import matplotlib.pyplot as plt\nimport scipy.io\nimport tensorflow as tf\n"
     imports += "from torch.utils.tensorboard import SummaryWriter\n"
     made = convert(imports + torch_script(setup))
     assert expected in made.after
@@ -181,6 +192,8 @@ def test_what_keeps_a_state_is_on_every_rank_and_its_effect_on_one(setup, expect
         "wandb.agent(sweep, main)",
         "f = open('a', 'w+')",
         "f = h5py.File('a', 'a')",
+        "with path.open('w') as f:\n    best = 1\n    f.write('x')\nx = best",
+        "f = path.open('x')",
     ],
 )
 def test_a_state_that_cannot_be_kept_apart_is_left_to_the_author(setup):

@@ -10,17 +10,18 @@ import libcst as cst
 from qsgd_hpc.eight_steps.check.facts import Facts
 from qsgd_hpc.eight_steps.check.finding import Edit, Finding, guard
 from qsgd_hpc.eight_steps.check.reach import guarded, is_reference
-from qsgd_hpc.eight_steps.reading import Script, argument, dotted, receiver
+from qsgd_hpc.eight_steps.reading import Script, argument, dotted, find, receiver
 
-__all__ = ["ARRAYS", "OPEN", "RECORDS", "WRITES", "check", "is_temporary", "opens"]
+__all__ = ["ARRAYS", "OPEN", "RECORDS", "WRITES", "check", "is_temporary", "opens", "opens_path"]
 
 # Functions that write the file that an argument names; a pattern, for larger ones.
 WRITES = (
-    r"torch\.save|numpy\.save\w*|joblib\.dump|matplotlib\.pyplot\.savefig|cv2\.imwrite"
-    r"|torchvision\.utils\.save_image|safetensors\.(\w+\.)?save_(file|model)"
+    r"torch\.save|numpy\.save\w*|joblib\.dump|matplotlib\.(pyplot|image)\.(savefig|imsave)"
+    r"|scipy\.io\.savemat|cv2\.imwrite|torchvision\.utils\.save_image|safetensors\.(\w+\.)?save_(file|model)"
 )
 OPEN = re.compile(r"^((gzip|io|bz2|lzma|codecs)\.)?open$")
 ARRAYS = re.compile(r"^(h5py\.File|netCDF4\.Dataset|zarr\.open\w*|tables\.open_file)$")
+WRITING = re.compile(r"[wax][bt+]*")  # a mode
 RECORDS = re.compile(r"^tensorflow\.(compat\.v1\.)?(io|python_io)\.TFRecordWriter$")
 KERAS = r"(tensorflow\.|tf_keras\.)?keras\."
 SAVES = re.compile(
@@ -68,7 +69,18 @@ def opens(script: Script, call: cst.CSTNode) -> bool:
     writing = "wax" if OPEN.match(name) else "wax+" if ARRAYS.match(name) else ""
     together = argument(call, "driver") or argument(call, "parallel")  # one file, by MPI
     text = mode.raw_value if isinstance(mode, cst.SimpleString) else ""
-    return bool(RECORDS.match(name)) or (not together and any(c in text for c in writing))
+    alone = not together and any(c in text for c in writing)
+    return alone or bool(RECORDS.match(name)) or opens_path(script, call)
+
+
+def opens_path(script: Script, call: cst.Call) -> bool:
+    """Return whether a call is `path.open("w")`."""
+    mode = find(call, "mode", 0)
+    if receiver(call, "open") is None or OPEN.match(script.called(call)) or mode is None:
+        return False
+    text = mode.value.raw_value if isinstance(mode.value, cst.SimpleString) else ""
+    # A function that has a path before its mode is not the method of a path.
+    return mode is call.args[0] and bool(WRITING.fullmatch(str(text)))
 
 
 def check(facts: Facts) -> Iterator[Finding]:

@@ -10,7 +10,15 @@ from functools import lru_cache
 import libcst as cst
 
 from qsgd_hpc.eight_steps.check.helpers import own_module
-from qsgd_hpc.eight_steps.check.saving import ARRAYS, OPEN, RECORDS, WRITES, is_temporary, opens
+from qsgd_hpc.eight_steps.check.saving import (
+    ARRAYS,
+    OPEN,
+    RECORDS,
+    WRITES,
+    is_temporary,
+    opens,
+    opens_path,
+)
 from qsgd_hpc.eight_steps.convert import words
 from qsgd_hpc.eight_steps.convert.opening import import_line
 from qsgd_hpc.eight_steps.convert.plan import HEADER, Edit, Plan
@@ -28,11 +36,11 @@ SAVES = re.compile(
     r"|os\.(remove|rename|replace|mkdir|unlink)|(wandb|mlflow|neptune)\.\w+)$"
 )
 SHOWS = re.compile(
-    r"(^(wandb|mlflow|neptune)\.\w+|(^|\.)(show|savefig|imwrite|save_image|summary|add_\w+))$"
+    r"(^(wandb|mlflow|neptune)\.\w+|(^|\.)(show|savefig|imsave|imwrite|save_image|summary|add_\w+))$"
 )
 METHODS = re.compile(
     r"^(save|save_weights|save_model|save_pretrained|export|summary|savefig|to_csv|to_json"
-    r"|to_(parquet|pickle|hdf|netcdf|zarr|feather|excel)|write_text|write_bytes|unlink"
+    r"|to_(parquet|pickle|hdf|netcdf|zarr|feather|excel)|write_text|write_bytes|tofile|unlink"
     r"|add_(scalars?|images?|histogram|graph|text|hparams|figure|embedding|pr_curve|summary))$"
 )
 WRITERS = re.compile(
@@ -414,7 +422,8 @@ def nowhere(plan: Plan, call: cst.Call) -> None:
     """Let the other ranks write to the null device, or to a temporary file of arrays."""
     mode = argument(call, "mode", 1)
     arrays = ARRAYS.match(plan.script.called(call))
-    if isinstance(mode, cst.SimpleString) and set("a+" if arrays else "x+") & set(mode.raw_value):
+    text = mode.raw_value if isinstance(mode, cst.SimpleString) else ""
+    if opens_path(plan.script, call) or set("a+" if arrays else "x+") & set(text):
         plan.todo(call, "every rank opens this file for writing: let only rank 0 do so.")
     elif arrays:
         named = call.args[0].keyword.value if call.args[0].keyword is not None else ""
