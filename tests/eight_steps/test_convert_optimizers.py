@@ -349,3 +349,34 @@ def test_a_stream_without_a_length_is_not_asked_for_it(length):
     kind = f"class Stream(torch.utils.data.IterableDataset):\n    pass{length}\n"
     text = torch_script().replace("loader = DataLoader(data", f"{kind}loader = DataLoader(Stream()")
     assert ("len(loader)" in done(text).after) == bool(length)
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        (
+            'groups = [{"params": a, "lr": 1e-4}, dict(params=b, lr=rate)]',
+            'groups = [{"params": a, "lr": 1e-4 * hvd.size()}, '
+            "dict(params=b, lr=rate * hvd.size())]\n",
+        ),
+        (
+            'groups = []\nfor p in a:\n    groups.append({"params": p, "lr": rate})',
+            '    groups.append({"params": p, "lr": rate * hvd.size()})\n',
+        ),
+        (
+            'head = {"params": b, "lr": rate}\ngroups = [{"params": a}, head]',
+            'head = {"params": b, "lr": rate * hvd.size()}\n',
+        ),
+        (
+            'def groups_of(p):\n    return [{"params": p, "lr": rate}]\n'
+            "groups = []\ngroups += groups_of(a)\ngroups.extend(groups_of(b))",
+            '    return [{"params": p, "lr": rate * hvd.size()}]\n',
+        ),
+    ],
+)
+def test_the_rates_of_groups_in_a_variable_are_scaled_once(groups, expected):
+    text = torch_script().replace("model.parameters()", "groups")
+    made = "torch.optim.SGD(groups, lr=0.1)"
+    text = text.replace(made, f"{made} if plain else torch.optim.AdamW(groups, lr=0.1)")
+    text = text.replace("optimizer = ", f"{groups}\noptimizer = ")
+    assert expected in done(text).after

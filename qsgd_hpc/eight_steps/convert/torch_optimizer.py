@@ -14,6 +14,7 @@ from qsgd_hpc.eight_steps.convert.loops import (
     TrainLoop,
     iterable,
     last_with_call,
+    origins,
     sources,
     training,
 )
@@ -158,21 +159,41 @@ def _rates(script: Script, call: cst.Call) -> Iterator[cst.BaseExpression]:
     rate = argument(call, "lr", 1)
     if rate is not None:
         yield rate
-    groups = argument(call, "params", 0)
-    for node in script.inside(groups) if groups is not None else ():
-        if (
-            isinstance(node, cst.DictElement)
-            and isinstance(node.key, cst.SimpleString)
-            and node.key.raw_value == "lr"
-        ):
-            yield node.value
+    for group in _groups(script, call):
+        for node in script.inside(group):
+            if isinstance(node, cst.Call) and script.called(node) == "dict":
+                rate = argument(node, "lr")
+                if rate is not None:
+                    yield rate
+            if (
+                isinstance(node, cst.DictElement)
+                and isinstance(node.key, cst.SimpleString)
+                and node.key.raw_value == "lr"
+            ):
+                yield node.value
+
+
+def _groups(script: Script, call: cst.Call) -> list[cst.CSTNode]:
+    """Return what an optimizer's parameters are made from, also if a variable has them."""
+    given = argument(call, "params", 0)
+    made: list[cst.CSTNode] = [*origins(script, given)] if given is not None else []
+    for node in script.nodes:
+        owner = receiver(node, "append", "extend", "insert")
+        added = [arg.value for arg in node.args] if isinstance(node, cst.Call) else []
+        if isinstance(node, cst.AugAssign):
+            owner, added = node.target, [node.value]
+        if owner is not None and any(each in made for each in origins(script, owner)):
+            made += [each for value in added for each in origins(script, value)]
+    listed = (e for each in made if isinstance(each, cst.List | cst.Tuple) for e in each.elements)
+    return [*made, *(s for e in listed if dotted(e.value) for s in origins(script, e.value))]
 
 
 def _scale(plan: Plan, call: cst.Call) -> None:
     script = plan.script
-    rates = list(_rates(script, call))
-    for rate in rates:
-        scale(plan, rate)
+    done = {(edit.start, edit.end) for edit in plan.edits}  # for another optimizer
+    for rate in dict.fromkeys(_rates(script, call)):
+        if script.span(rate) not in done:
+            scale(plan, rate)
     if find(call, "lr", 1) is None:
         default = RATES.get(script.called(call).rpartition(".")[2])
         if default is None:
