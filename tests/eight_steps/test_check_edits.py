@@ -144,6 +144,23 @@ def test_a_gpu_is_not_chosen_after_its_first_use():
 
 
 @pytest.mark.parametrize(
+    ("device", "found"),
+    [
+        *(("'cuda:0'", True), ("torch.device('cuda:1' if cuda else 'cpu')", True)),
+        *(("'cuda'", False), ("'cuda:0' if hvd.size() == 1 else 'cuda'", False)),
+        ("'cuda:0'\nif distributed:\n    device = 'cuda'", False),
+    ],
+)
+def test_a_gpu_with_a_number_is_that_of_all_ranks_in_spite_of_a_choice(device, found):
+    script = parse(
+        "import torch\nimport horovod.torch as hvd\n\nhvd.init()\n"
+        f"torch.cuda.set_device(hvd.local_rank())\ndevice = {device}\n"
+        "model(torch.zeros(hvd.size(), 2).to(device)).sum().backward()\n"
+    )
+    assert ("QH201" in [each.rule.id for each in check(script)]) == found
+
+
+@pytest.mark.parametrize(
     "text", ["# corrects nothing\n", "(\n", "hvd.allreduce(1) if hvd.rank() else 0\n"]
 )
 def test_an_edit_that_does_not_mend_is_not_said_to(text):

@@ -261,6 +261,20 @@ def test_a_copy_to_the_current_gpu_is_no_choice_of_a_gpu():
     assert "its own GPU" in note.text
 
 
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        *(("'cuda:1'", True), ("f'cuda:{args.gpu}'", True), ("'cuda:' + gpu", True)),
+        *(("'cuda:%d' % gpu", True), ("'cuda', 0", True), ("'cuda:0'", False)),
+        ("'cuda' if usable else 'cpu'", False),
+    ],
+)
+def test_a_gpu_with_a_number_is_left_to_the_author(device, told):
+    made = done(torch_script(f"device = torch.device({device})\nprint(f'cuda: {{device}}')"))
+    text = "each rank has its own GPU: leave out the number."
+    assert [note.text for note in made.to_decide] == ([text] if told else [])
+
+
 def test_a_loader_with_its_own_sampler_is_left_to_the_author():
     text = torch_script().replace("shuffle=True", "sampler=mine")
     made = done(text)

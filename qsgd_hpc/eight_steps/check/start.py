@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -82,15 +83,16 @@ def only(statement: cst.BaseStatement) -> cst.CSTNode | None:
 
 def check_pin(facts: Facts) -> Iterator[Finding]:
     script = facts.script
-    if not facts.trains or facts.uses("local_rank") or any(pin in script.text for pin in PINS):
+    if not facts.trains or any(pin in script.text for pin in PINS) or facts.mentions(*PINS):
         return
-    if facts.mentions("set_device", *PINS):
-        return
-    if Framework.TORCH in script.frameworks and (cuda := first_cuda(facts)) is not None:
-        fixed = "cuda:" in script.code(cuda)
-        edits = () if fixed else torch_edits(facts, cuda)
+    pins = facts.uses("local_rank") or facts.mentions("set_device")
+    used = (c for c in cudas(facts) if not pins or is_fixed(facts, c))
+    if Framework.TORCH in script.frameworks and (cuda := next(used, None)) is not None:
+        edits = () if "cuda:" in script.code(cuda) else torch_edits(facts, cuda)
         reason = f"{script.code(cuda)} is the same GPU for all ranks of a node"
-        yield facts.finding("QH201", cuda, reason, edits=edits, absent=True)
+        yield facts.finding("QH201", cuda, reason, edits=edits, absent=not pins)
+    elif pins:
+        return
     elif script.frameworks & {Framework.TF1, Framework.TF2, Framework.KERAS}:
         inits = facts.calls("init")
         if not inits or not any(i.module == "tensorflow" for i in script.imports):
@@ -106,25 +108,34 @@ def check_pin(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def first_cuda(facts: Facts) -> cst.CSTNode | None:
-    """Return the first use of a GPU without a rank's number."""
+def cudas(facts: Facts) -> Iterator[cst.CSTNode]:
+    """Yield the uses of a GPU without a rank's number."""
     for node in facts.script.nodes:
+        text: cst.CSTNode | None = None
         if isinstance(node, cst.Call):
             if facts.method(node) == "cuda" and not node.args:
-                return node
+                yield node
             makes_device = facts.called[node] == "torch.device" and len(node.args) == 1
             moves = facts.method(node) == "to" and node.args
             if makes_device or moves:
                 text = cuda_text(node.args[0].value)
-                if text is not None:
-                    return text
         elif isinstance(node, cst.Assign) and any(
             "device" in dotted(each.target).lower() for each in node.targets
         ):
             text = cuda_text(node.value)
-            if text is not None:
-                return text
-    return None
+        if text is not None:
+            yield text
+
+
+def is_fixed(facts: Facts, cuda: cst.CSTNode) -> bool:
+    """Return whether all ranks certainly use a GPU that has a number, such as "cuda:0"."""
+    script = facts.script
+    if not re.search(r"cuda:\d", script.code(cuda)):
+        return False
+    if any("cuda" not in script.code(branch.test) for branch in script.branches(cuda)):
+        return False
+    assigned = next((b for b in script.assignments if b.at in script.ancestors(cuda)), None)
+    return assigned is None or len(script.bound(assigned.name, cuda)) == 1
 
 
 def cuda_text(node: cst.BaseExpression) -> cst.CSTNode | None:

@@ -356,14 +356,32 @@ def _spelled_out(script: Script, node: cst.BaseExpression, depth: int = 4) -> st
 def _any_gpu(plan: Plan) -> None:
     """Replace "cuda:0" by the rank's own GPU; add a TODO for other fixed choices of GPUs."""
     script = plan.script
+    text = "each rank has its own GPU: leave out the number."
     for node in script.nodes:
         if isinstance(node, cst.SimpleString) and node.raw_value == "cuda:0":
             plan.replace(node, f"{node.quote}cuda{node.quote}")
+        elif _is_numbered(script, node):
+            plan.todo(node, text)
     for call in script.calls:
         name = script.called(call)
         if name.endswith(".DataParallel"):
             plan.todo(call, "take the model out of DataParallel: each rank has one GPU.")
-        elif name == "torch.cuda.set_device" or (
-            name.endswith(".cuda") and find(call, "device", 0) is not None
+        elif (
+            name == "torch.cuda.set_device"
+            or (name.endswith(".cuda") and find(call, "device", 0) is not None)
+            or (name == "torch.device" and find(call, "index", 1) is not None)
         ):
-            plan.todo(call, "each rank has its own GPU: leave out the number.")
+            plan.todo(call, text)
+
+
+def _is_numbered(script: Script, node: cst.CSTNode) -> bool:
+    """Return whether an expression is the name of a GPU with its number, which may be a variable.
+
+    Such as "cuda:1", "cuda:%d", "cuda:{}", "cuda:" + gpu and f"cuda:{gpu}".
+    """
+    if isinstance(node, cst.SimpleString):
+        begins = isinstance(script.parents.get(node), cst.BinaryOperation)
+        number = r"cuda:(\d+|%[ds]|\{\w*\})" + ("?" if begins else "")
+        return re.fullmatch(number, str(node.raw_value)) is not None
+    first = node.parts[0] if isinstance(node, cst.FormattedString) and node.parts else None
+    return isinstance(first, cst.FormattedStringText) and first.value == "cuda:"
