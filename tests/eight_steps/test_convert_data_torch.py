@@ -444,3 +444,16 @@ def test_loaders_by_phase_may_be_unknown():
     text = BY_PHASE.replace("{loaders}", "train = DataLoader(data['train'], shuffle=True)")
     made = done(text.replace("sizes = ", "loaders = imported(train)\nsizes = "))
     assert PARTIAL in [note.text for note in made.to_decide]
+
+
+@pytest.mark.parametrize(
+    "over", ["zip(first, second)", "enumerate(zip(first, itertools.cycle(second)))"]
+)
+def test_each_loader_of_a_zip_is_divided(over):
+    text = LOADER.format(loader="DataLoader(data, 8, True)").replace("loader = ", "first = ")
+    text = text.replace("\nfor epoch", "\nsecond = DataLoader(other, 8, True)\nfor epoch")
+    made = done(f"import itertools\n{text.replace('in loader', f'in {over}')}")
+    for name in ("first", "second"):
+        assert f"sampler={name}_sampler)\n" in made.after
+        assert f"    if hvd.size() > 1:\n        {name}.sampler.set_epoch(epoch)\n" in made.after
+    assert not made.to_decide

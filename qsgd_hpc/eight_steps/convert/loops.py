@@ -22,6 +22,7 @@ __all__ = [
     "sources",
     "train_loops",
     "training",
+    "zipped",
 ]
 
 AROUND = re.compile(r"^(enumerate|zip|iter|list|(itertools\.)?islice|tqdm(\.\w+)*\.(tqdm|trange))$")
@@ -134,9 +135,20 @@ def behind(
 
 def iterable(script: Script, loop: Loop) -> cst.BaseExpression | None:
     """Return the iterable of a `for`, without enumerate, zip and progress bars around it."""
-    if not isinstance(loop, cst.For):
-        return None
-    node = loop.iter
+    return _unwrapped(script, loop.iter) if isinstance(loop, cst.For) else None
+
+
+def zipped(script: Script, loop: Loop) -> list[cst.BaseExpression]:
+    """Return the further iterables of `for a, b in zip(x, y)`: y."""
+    node = loop.iter if isinstance(loop, cst.For) else None
+    while isinstance(node, cst.Call) and node.args and AROUND.match(script.called(node)):
+        if script.called(node) == "zip":
+            return [_unwrapped(script, arg.value) for arg in node.args[1:]]
+        node = node.args[0].value
+    return []
+
+
+def _unwrapped(script: Script, node: cst.BaseExpression) -> cst.BaseExpression:
     while isinstance(node, cst.Call) and node.args and AROUND.match(script.called(node)):
         node = node.args[0].value
     if isinstance(node, cst.Name):  # bar = tqdm(loader)

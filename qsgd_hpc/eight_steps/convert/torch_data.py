@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, origins, sources
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, origins, sources, zipped
 from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted, find, names_in
@@ -53,6 +53,7 @@ class Fed:
         train: those known to be for training, by the key.
         when: the condition under which it takes that for training, as Python code; "": unknown.
         several: whether it may iterate over several loaders, known or not.
+        beside: the further iterables of `zip(a, b)`, each with the calls that make its loaders.
     """
 
     loop: TrainLoop
@@ -60,6 +61,7 @@ class Fed:
     train: tuple[cst.Call, ...] = ()
     when: str = ""
     several: bool = False
+    beside: tuple[tuple[cst.BaseExpression, tuple[cst.Call, ...]], ...] = ()
 
     @property
     def tests(self) -> bool:
@@ -140,6 +142,8 @@ def find_loaders(script: Script, loops: Sequence[TrainLoop]) -> Loaders:
     certain: list[cst.Call] = []
     for each in found:
         loop, calls = each.loop, each.calls
+        for _, others in each.beside:
+            certain += others if len(others) == 1 else [c for c in others if draws(script, c)]
         if each.train:
             certain += each.train
             continue
@@ -204,7 +208,19 @@ def loaders_of(script: Script, loop: TrainLoop, loaders: Sequence[cst.Call]) -> 
             if not is_fixed and script.scope(made) is script.scope(loop.loop):
                 when = f"{script.code(key)} == {training}"
         several = several or (unknown and not is_fixed and bool(loaders))
-    return Fed(loop, _among(loaders, calls), _among(loaders, train), when, several)
+    pairs = ((other, _among(loaders, origins(script, other))) for other in _beside(script, loop))
+    beside = tuple((other, made) for other, made in pairs if made)
+    return Fed(loop, _among(loaders, calls), _among(loaders, train), when, several, beside)
+
+
+def _beside(script: Script, loop: TrainLoop) -> list[cst.BaseExpression]:
+    """Return the further iterables of a loop over `zip(a, cycle(b))`: b."""
+    return [
+        node.args[0].value
+        if isinstance(node, cst.Call) and script.called(node) == "itertools.cycle"
+        else node
+        for node in zipped(script, loop.loop)
+    ]
 
 
 def _among(loaders: Sequence[cst.Call], nodes: Sequence[cst.CSTNode]) -> tuple[cst.Call, ...]:
@@ -464,27 +480,39 @@ def set_epochs(plan: Plan, loaders: Loaders) -> None:
     script = plan.script
     is_set = False
     for each in loaders.fed:
-        loop, calls = each.loop, each.calls
-        shuffled = [c for c in calls if c in loaders.train and may_shuffle(script, c)]
-        over = iterable(script, loop.loop)
-        unseen = not calls and any(may_shuffle(script, c) for c in loaders.train)
-        by_key = isinstance(over, cst.Subscript) and bool(each.train)
-        if not (shuffled or unseen) or over is None or not (dotted(over) or by_key):
-            continue
-        is_set = True
-        loader = script.code(over)
-        epoch = _epoch(script, loop) or f"{loader}.sampler.epoch + 1"
-        test = "hvd.size() > 1" + (f" and {each.when}" if each.when else "")
-        refused = any(_reason_against(script, c) for c in shuffled)  # and has no such sampler yet
-        several = len(shuffled) < len(calls) and not each.when
-        if unseen or refused or several or each.tests:  # the loader may be one for testing
-            test = f'hasattr(getattr({loader}, "sampler", None), "set_epoch")'
-        text = "A new order in each epoch, the same on every rank."
-        lines = (f"if {test}:", f"    {loader}.sampler.set_epoch({epoch})")
-        plan.step(3, text, loop.loop, *lines)
+        lines: list[str] = []
+        for over, calls in ((iterable(script, each.loop.loop), each.calls), *each.beside):
+            lines += _set_epoch(script, loaders, each, over, calls)
+        if lines:
+            is_set = True
+            text = "A new order in each epoch, the same on every rank."
+            plan.step(3, text, each.loop.loop, *lines)
     if not is_set and any(may_shuffle(script, call) for call in loaders.train):
         loop = loaders.fed[0].loop
         plan.todo(loop.loop, "sampler.set_epoch(epoch) before each epoch; else all have one order.")
+
+
+def _set_epoch(
+    script: Script,
+    loaders: Loaders,
+    fed: Fed,
+    over: cst.BaseExpression | None,
+    calls: Sequence[cst.Call],
+) -> list[str]:
+    """Return the lines that set the epoch of an iterable of a loop, if it may be shuffled."""
+    shuffled = [c for c in calls if c in loaders.train and may_shuffle(script, c)]
+    unseen = not calls and any(may_shuffle(script, c) for c in loaders.train)
+    by_key = isinstance(over, cst.Subscript) and bool(fed.train)
+    if not (shuffled or unseen) or over is None or not (dotted(over) or by_key):
+        return []
+    loader = script.code(over)
+    epoch = _epoch(script, fed.loop) or f"{loader}.sampler.epoch + 1"
+    test = "hvd.size() > 1" + (f" and {fed.when}" if fed.when else "")
+    refused = any(_reason_against(script, c) for c in shuffled)  # and has no such sampler yet
+    several = len(shuffled) < len(calls) and not fed.when
+    if unseen or refused or several or fed.tests:  # the loader may be one for testing
+        test = f'hasattr(getattr({loader}, "sampler", None), "set_epoch")'
+    return [f"if {test}:", f"    {loader}.sampler.set_epoch({epoch})"]
 
 
 def _epoch(script: Script, loop: TrainLoop) -> str:
