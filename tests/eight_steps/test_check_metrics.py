@@ -122,6 +122,26 @@ def test_a_training_that_lasts_as_long_as_a_ranks_own_loss_is_large_is_found(tes
     assert ("QH802" in found) == expected
 
 
+PLATEAU = (
+    SCRIPT.replace(
+        "for epoch", "plan = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\nfor epoch"
+    )
+    .replace(
+        "    model(mine).sum().backward()", "    loss = model(mine).sum()\n    loss.backward()"
+    )
+    .replace("{end}", "    plan.step({loss})")
+)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [("loss", True), ("loss.item()", True), ("hvd.allreduce(loss)", False), ("loss_of(x)", False)],
+)
+def test_a_rate_that_falls_by_a_ranks_own_loss_is_found(loss, expected):
+    found = [each.rule.id for each in check(parse(PLATEAU.format(loss=loss)))]
+    assert ("QH802" in found) == expected
+
+
 GAME = """
 class Game:
     def {name}(self):

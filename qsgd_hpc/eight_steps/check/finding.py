@@ -106,7 +106,7 @@ RULES = tuple(Rule(*row) for row in (
     ("QH703", WARNING, "every rank writes a log", "Open it where hvd.rank() == 0."),
     ("QH801", WARNING, "one rank's metric reported as the whole",
      "Average it over the ranks first: hvd.allreduce(value), or MetricAverageCallback."),
-    ("QH802", WARNING, "step left because of one rank's value",
+    ("QH802", WARNING, "decision by one rank's value",
      "Average it over the ranks first, so that all of them leave: hvd.allreduce(value)."),
     ("QH901", ERROR, "collective on some ranks only",
      "Call it on every rank, outside of the branch."),

@@ -30,6 +30,9 @@ SHARDS = frozenset(("rank", "size", "ElasticSampler"))
 DECIDERS = ("ReduceLROnPlateau", "EarlyStopping", "ModelCheckpoint")
 
 
+PLATEAU = re.compile(r"^torch\.optim\.lr_scheduler\.ReduceLROnPlateau\(\)\.step$")
+
+
 def check(facts: Facts) -> Iterator[Finding]:
     """Yield the faults of step 8."""
     if not facts.trains or facts.helpers.names & set(AVERAGES):
@@ -88,7 +91,10 @@ def check_prints(facts: Facts, averaged: frozenset[Binding]) -> Iterator[Finding
 
 
 def check_stops(facts: Facts) -> Iterator[Finding]:
-    """Yield where ranks leave the training, or a step, by a value of their own: the others wait."""
+    """Yield where ranks decide by a value of their own.
+
+    They leave the training, or a step, for which the others wait, or change their learning rates.
+    """
     script = facts.script
     # Those in a call itself: `loss`, not what an averaged sum of losses is made from.
     averaged = {
@@ -102,6 +108,14 @@ def check_stops(facts: Facts) -> Iterator[Finding]:
     training = {loop for site in sites for loop in script.loops(site)}
     # After the step of its round, `continue` skips none.
     last = {loop: site for site in script.nodes if site in sites for loop in script.loops(site)}
+    for call in script.calls:
+        metric = argument(call, "metrics", 0) if PLATEAU.match(facts.called[call]) else None
+        if metric is not None and _is_own(facts, metric, averaged):
+            reason = (
+                f"{script.code(metric)} differs between ranks, so their learning rates will, too"
+            )
+            remedy = "Average it over the ranks first: hvd.allreduce(value)."
+            yield facts.finding("QH802", call, reason, remedy=remedy)
     for node in script.nodes:
         if isinstance(node, cst.While) and node in training and _is_own(facts, node.test, averaged):
             code = script.code(node.test)
@@ -134,7 +148,7 @@ def check_stops(facts: Facts) -> Iterator[Finding]:
 
 
 def _is_own(facts: Facts, test: cst.BaseExpression, averaged: Set[Binding | None]) -> bool:
-    """Return whether a condition may differ between ranks.
+    """Return whether a condition, or a value, may differ between ranks.
 
     By a metric of a shard, an environment, or a clock.
     """
