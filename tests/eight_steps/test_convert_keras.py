@@ -254,3 +254,24 @@ def test_a_backup_appended_to_the_callbacks_is_left_to_the_author():
         model.fit(x, y, epochs=2, callbacks=callbacks)
     """)
     assert ["only rank 0 may have this" in note.text for note in made.to_decide] == [True]
+
+
+@pytest.mark.parametrize(
+    ("draw", "alike"),
+    [
+        *(("model_selection.KFold(5, shuffle=True)", True), ("utils.shuffle(x, y)", True)),
+        ("model_selection.KFold(5, shuffle=True, random_state=0)", False),
+    ],
+)
+def test_ranks_that_split_data_by_the_seed_of_numpy_keep_one_seed(draw, alike):
+    after = done(f"""
+        import keras
+        from sklearn import model_selection, utils
+
+        keras.utils.set_random_seed(1)
+        drawn = {draw}
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", loss="mse")
+        model.fit(x, y, epochs=2)
+    """).after
+    assert ("set_random_seed(1)\n" in after) == alike

@@ -12,6 +12,9 @@ from tests.eight_steps.scripts import NOISY, done, torch_script
     [
         "from sklearn.model_selection import KFold\nfolds = KFold(5, shuffle=True)",
         "import random\nrandom.shuffle(files)",
+        "import random\nif args.seed:\n    random.seed(args.seed)\nrandom.shuffle(files)",
+        "import sklearn.utils\nx, y = sklearn.utils.shuffle(x, y)",
+        "rows = rows.sample(frac=1)",
         "import numpy as np\nrng = np.random.RandomState()",
     ],
 )
@@ -74,7 +77,11 @@ def test_noise_of_two_optimizers_is_seeded_once_before_their_training():
 
 def test_an_unseeded_script_takes_rank_0s_seed():
     text = torch_script().replace("torch.manual_seed(0)\n", "")
-    assert "torch.manual_seed(hvd.broadcast_object(torch.initial_seed()))" in done(text).after
+    agreed = "torch.manual_seed(hvd.broadcast_object(torch.initial_seed()))"
+    assert agreed in done(text).after
+    given = "def seed(n):\n    torch.manual_seed(n)\n"
+    for used, open_ in (("seed(1)", False), ("if args.seed:\n    seed(args.seed)", True)):
+        assert (agreed in done(f"{given}{used}\n{text}").after) == open_
 
 
 @pytest.mark.parametrize(

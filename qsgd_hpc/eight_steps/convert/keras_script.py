@@ -253,7 +253,7 @@ def reseed(plan: Plan) -> None:
         or re.match(
             r"^tensorflow\.random\.(normal|uniform|shuffle|stateless\w+)$", script.called(c)
         )
-        or (script.called(c).endswith("train_test_split") and find(c, "random_state") is None)
+        or opening.is_open_split(script, c)
         or re.match(r"^random\.\w+$", script.called(c))
         for c in script.calls
     )

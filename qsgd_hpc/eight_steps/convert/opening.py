@@ -8,13 +8,15 @@ from collections.abc import Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.plan import Plan
-from qsgd_hpc.eight_steps.reading import DEPTH, Script, dotted, find
+from qsgd_hpc.eight_steps.reading import DEPTH, Script, dotted, find, receiver
 
 __all__ = [
     "PIN_BY_ENVIRONMENT",
     "agree_on_random_numbers",
     "import_line",
     "imports_of",
+    "is_open_split",
+    "is_seeded",
     "open_script",
     "unlike_ranks",
 ]
@@ -32,6 +34,8 @@ DRAWN_SEED = re.compile(
 )
 SEEDED = re.compile(r"seed|PRNGKey$|jax\.random\.key$", re.IGNORECASE)
 FOLDS = re.compile(r"model_selection\.\w*(KFold|ShuffleSplit)$")
+SPLIT = re.compile(r"(^|\.)train_test_split$")
+SHUFFLE = re.compile(r"^sklearn\.utils\.(shuffle|resample)$")
 GENERATORS = ("numpy.random.default_rng", "numpy.random.RandomState", "random.Random")
 SEEDS = ("keras.utils.set_random_seed", "tensorflow.keras.utils.set_random_seed")
 PIN_BY_ENVIRONMENT = (
@@ -180,17 +184,12 @@ def agree_on_random_numbers(plan: Plan) -> None:
     seeds = {call for call in script.calls if _is_seed(script, call)}
     for call in seeds:
         plan.wrap(call, "hvd.broadcast_object(", ")")
-    called = {script.called(call) for call in script.calls}
-    seeded = not called.isdisjoint(("numpy.random.seed", *SEEDS))
-    python_seeded = not called.isdisjoint(("random.seed", *SEEDS))
+    seeded = is_seeded(script, "numpy.random.seed", *SEEDS)
+    python_seeded = is_seeded(script, "random.seed", *SEEDS)
     for call in script.calls:
         name = script.called(call)
         once = not _is_repeated(script, call) and script.class_of(call) is None
-        shuffles = "ShuffleSplit" in name or find(call, "shuffle") is not None
-        split = name.endswith("model_selection.train_test_split") or (
-            bool(FOLDS.search(name)) and shuffles
-        )
-        open_split = split and find(call, "random_state") is None and not seeded
+        open_split = is_open_split(script, call) and not seeded
         open_draw = (bool(NUMPY.match(name)) and not seeded and not _is_repeated(script, call)) or (
             bool(PYTHON.match(name)) and not python_seeded and once
         )
@@ -198,10 +197,33 @@ def agree_on_random_numbers(plan: Plan) -> None:
         if call in seeds:
             continue
         if open_split or open_draw or open_generator:
-            how = "random_state=0" if split else "a seed"
+            how = "random_state=0" if open_split else "a seed"
             plan.todo(
                 call, f"ranks draw different numbers here: give it {how}, so that they agree."
             )
+
+
+def is_open_split(script: Script, call: cst.Call) -> bool:
+    """Return whether scikit-learn or pandas splits or shuffles data by the seed of numpy."""
+    name = script.called(call)
+    shuffles = "ShuffleSplit" in name or find(call, "shuffle") is not None
+    samples = receiver(call, "sample") is not None and find(call, "frac") is not None
+    draws = SPLIT.search(name) or (FOLDS.search(name) and shuffles)
+    once = (SHUFFLE.match(name) or samples) and not _is_repeated(script, call)
+    return bool(draws or once) and find(call, "random_state") is None
+
+
+def is_seeded(script: Script, *names: str) -> bool:
+    """Return whether one of these functions, which set a seed, is called without a condition."""
+    return any(script.called(call) in names and _is_always(script, call) for call in script.calls)
+
+
+def _is_always(script: Script, call: cst.Call, depth: int = DEPTH) -> bool:
+    """Return whether a call depends on no condition, as far as the text shows."""
+    if any(branch.node is not script.entry for branch in script.branches(call)):
+        return False
+    calls = script.calls_of(script.function(call)) if depth else ()
+    return not calls or any(_is_always(script, each, depth - 1) for each in calls)
 
 
 def _is_repeated(script: Script, call: cst.Call, depth: int = DEPTH) -> bool:

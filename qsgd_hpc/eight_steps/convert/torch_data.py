@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert.loops import TrainLoop, iterable, origins, sources, zipped
-from qsgd_hpc.eight_steps.convert.opening import unlike_ranks
+from qsgd_hpc.eight_steps.convert.opening import is_seeded, unlike_ranks
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted, find, names_in
 
@@ -100,7 +100,7 @@ class Loaders:
 
 def seeding(script: Script) -> list[str]:
     """Return the lines after which all ranks draw equal numbers, unless the script has a seed."""
-    if any(script.called(call).endswith("torch.manual_seed") for call in script.calls):
+    if is_seeded(script, "torch.manual_seed"):
         return []
     torch = script.name_of("torch") or "torch"
     return [
