@@ -86,7 +86,10 @@ def test_a_curve_of_losses_is_the_mean_of_those_of_the_ranks(use, gathered):
             losses.append(loss.item())
         {use}
     """)
-    assert f"losses = {gathered}\n" in made.after
+    assert f"\nlosses = {gathered}\n" in made.after and ".cpu()" not in made.after
+    tensors = done(made.before.replace("losses.append(loss.item())", "losses.append(loss)")).after
+    on_cpu = "losses = [v.detach().cpu() if torch.is_tensor(v) else v for v in losses]\n"
+    assert f"\n{on_cpu}losses = {gathered}\n" in tensors
 
 
 @pytest.mark.parametrize("added", ["(y == 1).float().sum()", "torch.ones(3)", "loss.detach()"])

@@ -45,14 +45,19 @@ class Sum:
     """A name to which a loop adds.
 
     Attributes:
-        kind: "count" (the same on every rank, such as batches), "list" (appended to), "tensor",
-            "number" (of Python), or "either" of both.
+        kind: "count" (the same on every rank, such as batches), "list" (appended to), "tensors" (a
+            list that may have some), "tensor", "number" (of Python), or "either" of both.
         start: its value before the loop.
     """
 
     name: str
     kind: str
     start: cst.BaseExpression
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the loop appends to it."""
+        return self.kind in ("list", "tensors")
 
 
 def additions(script: Script, loop: TrainLoop) -> Iterator[tuple[str, cst.BaseExpression, bool]]:
@@ -79,7 +84,8 @@ def sums(plan: Plan, loop: TrainLoop, numbers: bool = False) -> tuple[Sum, ...]:
         if not name or start is None or not uses(script, loop, name):
             continue
         if is_list:
-            kind = "list"
+            known = not in_torch(script) or type_of(script, added) == "number"
+            kind = "list" if known else "tensors"
         elif is_literal(added):
             kind = "count"
         elif numbers:
@@ -310,11 +316,11 @@ def average_metrics(
         if (
             not by
             or (complete_too and by == "all" and not paired)
-            or (each.kind == "list" and by == "batches")
+            or (each.is_list and by == "batches")
         ):
             partial.append(each.name)
             continue
-        curve = each.kind == "list" and is_curve(script, loop, each.name)
+        curve = each.is_list and is_curve(script, loop, each.name)
         lines += sum_over_ranks(script, each.name, each.kind, "curve" if curve else by)
     lines += also
     for name in partial:
@@ -327,15 +333,18 @@ def average_metrics(
 
 def sum_over_ranks(script: Script, name: str, kind: str, by: str = "all") -> list[str]:
     """Return the lines that sum over the ranks, or average if the divisor is of "batches"."""
+    torch = script.name_of("torch") or ("torch" if in_torch(script) else "")
+    # Tensors of several GPUs, as objects, could not be summed or stacked.
+    on_cpu = f"{name} = [v.detach().cpu() if {torch}.is_tensor(v) else v for v in {name}]"
+    before = [on_cpu] if kind == "tensors" else []
     if by == "curve":
-        return [f"{name} = [sum(v) / hvd.size() for v in zip(*hvd.allgather_object({name}))]"]
-    if kind == "list":
-        return [f"{name} = sum(hvd.allgather_object({name}), [])"]
+        mean = f"[sum(v) / hvd.size() for v in zip(*hvd.allgather_object({name}))]"
+        return [*before, f"{name} = {mean}"]
+    if kind in ("list", "tensors"):
+        return [*before, f"{name} = sum(hvd.allgather_object({name}), [])"]
     mean = " / hvd.size()" if by == "batches" else ""
     number = f"{name} = sum(hvd.allgather_object({name})){mean}"
     tensor = f"{name} = hvd.allreduce({name}, op=hvd.{'Sum' if by == 'all' else 'Average'})"
-    torch = script.name_of("torch") or ("torch" if in_torch(script) else "")
     if kind == "either" and torch:
-        # Tensors of several GPUs, as objects, could not be summed.
         return [f"if {torch}.is_tensor({name}):", f"    {tensor}", "else:", f"    {number}"]
     return [tensor if kind == "tensor" else number]
