@@ -225,3 +225,32 @@ for epoch in range(3):
     assert f"return hvd.broadcast_parameters({made_state}" in made.after
     # The loop over epochs, which tests by the same function, is no training loop.
     assert not any("shard the data" in note.text for note in made.to_decide)
+
+
+@pytest.mark.parametrize(
+    ("line", "early"),
+    [
+        *(("key = jax.random.PRNGKey(0)", True), ("scale = jax.numpy.ones(3)", True)),
+        *(("step = jax.jit(step_of)", False), ("jax.config.update('jax_enable_x64', a)", False)),
+    ],
+)
+def test_the_gpu_is_chosen_before_jax_is_called_at_module_level(line, early):
+    after = done(f"""
+import jax
+import optax
+
+{line}
+
+def main(params, x):
+    optimizer = optax.adam(1e-3)
+    state = optimizer.init(params)
+    for i in range(0, len(x), 32):
+        loss, grads = jax.value_and_grad(loss_of)(params, x[i : i + 32])
+        updates, state = optimizer.update(grads, state)
+        params = optax.apply_updates(params, updates)
+
+if __name__ == "__main__":
+    main(*load())
+""").after
+    assert (after.index("hvd.init()") < after.index(line)) == early
+    assert (after.index("CUDA_VISIBLE_DEVICES") < after.index(line)) == early

@@ -29,6 +29,10 @@ UPDATES = re.compile(
 )
 GRADIENTS = re.compile(r"^(jax|flax\.nnx)\.(value_and_)?grad$|^equinox\.filter_(value_and_)?grad$")
 PLACES = re.compile(r"pmap$|device_put\w*$|[Ss]hard")  # arrays on several devices
+# Functions that do not look for devices.
+LAZY = re.compile(
+    r"^jax\.((jit|vmap|pmap|grad|value_and_grad|checkpoint|remat|custom_[jv][jv]p)$|(config|tree)[._])"
+)
 COMPILES = ("jax.jit", "flax.nnx.jit", "equinox.filter_jit")
 
 
@@ -204,5 +208,9 @@ def _stepped(script: Script, loop: TrainLoop) -> str:
 
 def _open(plan: Plan, seeding: Sequence[str]) -> None:
     script = plan.script
+    for call in script.calls:
+        name = script.called(call)
+        if name.startswith("jax.") and not LAZY.match(name):
+            plan.touch(call)  # the first such call finds JAX's devices
     more = opening.imports_of(script, "os", *(["torch"] if seeding else []))
     opening.open_script(plan, "qsgd_hpc.jax", more, [*opening.PIN_BY_ENVIRONMENT, *seeding])
