@@ -403,3 +403,10 @@ sequences = tf.data.Dataset.from_tensor_slices(text).batch(9).shard(hvd.size(), 
 data = sequences{rest}
 """
     assert ("QH302" in rules(text)) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"), [("is_main = lambda: hvd.rank() == 0", False), ("hvd.rank()", True)]
+)
+def test_a_function_that_is_defined_above_init_may_use_it(line, found):
+    assert ("QH102" in rules(f"{line}\nhvd.init()\nhvd.size()\n")) == found

@@ -43,11 +43,19 @@ def check_init(facts: Facts) -> Iterator[Finding]:
             yield facts.finding("QH101", first.call, reason, edits=edits, absent=True)
         return
     inits = facts.places("init")
+    # The trace has a lambda's calls where it is defined; it may be called later.
+    used = tuple(i for i in used if not _in_lambda(facts, facts.events[i]))
     in_helper = "init" in facts.helpers.names  # which may come first
-    if inits and used[0] < inits[0] and not in_helper:
+    if inits and used and used[0] < inits[0] and not in_helper:
+        first = facts.events[used[0]]
         called = facts.script.code(first.call.func)
         line = facts.script.line(facts.events[inits[0]].call)
         yield facts.finding("QH102", first.call, f"{called} is called before init (line {line})")
+
+
+def _in_lambda(facts: Facts, event: Event) -> bool:
+    around = (node for site in event.sites() for node in facts.script.ancestors(site))
+    return any(isinstance(node, cst.Lambda) for node in around)
 
 
 def place_of_init(facts: Facts, first: Event) -> cst.CSTNode:
