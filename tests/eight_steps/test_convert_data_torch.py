@@ -457,3 +457,17 @@ def test_each_loader_of_a_zip_is_divided(over):
         assert f"sampler={name}_sampler)\n" in made.after
         assert f"    if hvd.size() > 1:\n        {name}.sampler.set_epoch(epoch)\n" in made.after
     assert not made.to_decide
+
+
+@pytest.mark.parametrize(("over", "told"), [("range(1000)", True), ("batches_of(data)", False)])
+def test_steps_on_all_data_need_no_larger_rate(over, told):
+    made = done(f"""
+        import torch
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for each in {over}:
+            loss_of(model(x), y).backward()
+            optimizer.step()
+    """)
+    (note,) = [note.text for note in made.to_decide if "shard the data" in note.text]
+    assert note.endswith("If each step uses all data, leave the learning rate as it was.") == told

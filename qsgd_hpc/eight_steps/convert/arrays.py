@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 
 from qsgd_hpc.eight_steps.convert import words
-from qsgd_hpc.eight_steps.convert.loops import TrainLoop, extent, subscripted, training
+from qsgd_hpc.eight_steps.convert.loops import TrainLoop, extent, iterable, subscripted, training
 from qsgd_hpc.eight_steps.convert.plan import Plan
 from qsgd_hpc.eight_steps.reading import Script, dotted, names_in
 
@@ -32,7 +32,10 @@ def leave_data(plan: Plan, loop: TrainLoop) -> None:
     script = plan.script
     played = any(script.plays(call) for call in script.calls)
     drawn = next((name for name in _called(script, loop.loop) if DRAWN.match(name)), "")
-    text = words.PLAY_IT if played else words.SHARD_IT
+    over = iterable(script, loop.loop)
+    counts = over is None or script.called(over) == "range"
+    shard = f"{words.SHARD_IT} {words.WHOLE}" if counts else words.SHARD_IT
+    text = words.PLAY_IT if played else shard
     if drawn and not played:
         text = f"let each rank draw other samples by {drawn}: add hvd.rank() to its seed here."
     plan.todo(loop.loop, text)

@@ -72,6 +72,7 @@ WRITTEN = "All ranks have the same state, so one copy is enough."
 
 # Open decisions.
 SHARD_IT = "shard the data: a rank's part of it, of equal size on all ranks."
+WHOLE = "If each step uses all data, leave the learning rate as it was."
 PLAY_IT = (
     "let each rank play other episodes: add hvd.rank() to the seeds of the environment and, after "
     "the broadcast of the parameters, of the actions."
