@@ -275,6 +275,12 @@ def test_arrays_that_are_read_behind_the_loop_are_pointed_out():
         "here and below, only this rank's part of x, y is left."
     ]
     assert not done(SLICES.format(size="n = len(x)", after="x = 1\nprint(x)")).to_decide
+    made = done(
+        SLICES.format(size="n = len(x)", after="").replace("\noptimizer", f"\n{after}\noptimizer")
+    )
+    assert [note.text for note in made.to_decide] == [
+        "here and below, only this rank's part of x, y is left."
+    ]
 
 
 def test_a_divisor_of_which_only_itself_is_known_is_left_to_the_author():

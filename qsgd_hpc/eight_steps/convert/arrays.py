@@ -19,6 +19,7 @@ DRAWN = re.compile(
     r"^((numpy\.)?random\.(randint|randrange|choices?|sample)|torch\.randint"
     r"|numpy\.random\.(default_rng|RandomState)\(\)\.(integers|randint|choice))$"
 )
+SHAPES = ("shape", "device", "dtype", "ndim", "size")
 SIZE = re.compile(r"(^|\.)(len|int|max|min|round|ceil|floor|size|randperm|permutation|arange)$")
 
 
@@ -79,12 +80,16 @@ def shard_arrays(plan: Plan, loop: TrainLoop) -> bool:
     else:
         plan.after(place, *lines)
     plan.arrays |= set(names)
-    plan.parts |= {(script.scope(place), name) for name in names}
+    begin = script.start(place) if inside else script.end(place)
+    plan.parts |= {(script.scope(place), name): begin for name in names}
     return True
 
 
 def point_out_parts(plan: Plan, loops: Sequence[TrainLoop]) -> None:
-    """Add a TODO where a script first reads arrays behind its training: each rank has a part."""
+    """Add a TODO where a script first reads arrays of which each rank has a part.
+
+    That is behind its training, or between the lines that divide them and its training.
+    """
     script = plan.script
     trained = training(script, loops)
     first: dict[tuple[cst.CSTNode, str], cst.CSTNode] = {}
@@ -93,9 +98,10 @@ def point_out_parts(plan: Plan, loops: Sequence[TrainLoop]) -> None:
             continue
         beside = [each for each in trained if script.scope(each) is script.scope(node)]
         begin = min((script.end(each) for each in beside), default=script.end(node))
-        bound = script.binding(node)
+        bound, divided = script.binding(node), plan.parts[script.scope(node), node.value]
+        early = script.start(node) >= divided and not script.loops(node)
         if (
-            script.start(node) >= begin
+            (early or script.start(node) >= begin)
             and not any(each in script.ancestors(node) for each in beside)
             and bound is not None
             and script.end(bound.at) <= begin
@@ -111,7 +117,7 @@ def _is_read(script: Script, node: cst.Name) -> bool:
     """Return whether the samples of an array are read here, not only its shape."""
     parent = script.parents.get(node)
     if isinstance(parent, cst.Attribute):
-        return parent.value is node and parent.attr.value not in ("shape", "dtype", "ndim", "size")
+        return parent.value is node and parent.attr.value not in SHAPES
     if isinstance(parent, cst.Arg):
         return parent.value is node and script.called(script.parents.get(parent)) != "len"
     return not isinstance(parent, cst.AssignTarget | cst.Param | cst.Del)

@@ -75,8 +75,8 @@ class Plan:
         self.notes: list[Note] = []
         self.arrays: set[str] = set()
         """Names of arrays that contain only a rank's shard."""
-        self.parts: set[tuple[cst.CSTNode, str]] = set()
-        """The scope and the name of each of them."""
+        self.parts: dict[tuple[cst.CSTNode, str], tuple[int, int]] = {}
+        """The scope and the name of each of them, and the place from which it is a shard."""
         self.sharded: set[cst.CSTNode] = set()
         """Calls whose data set, or number of batches, is divided among the ranks already."""
         self.written: set[cst.CSTNode] = set()
