@@ -54,8 +54,8 @@ def _report_if_skipped(scaler: Any, optimizer: Any) -> None:
     concerned = [each for each in _observers if each.scaler is scaler]
     if getattr(optimizer, "keeps_residuals", False):
         concerned.append(optimizer)
-    # Reading the flag waits for the device.
-    if concerned and _has_overflown(scaler, optimizer):
+    # Reading the flag waits for the device. A disabled scaler never skips a step, and has no flags.
+    if concerned and scaler.is_enabled() and _has_overflown(scaler, optimizer):
         for each in concerned:
             each.forget_skipped(parameters_of(optimizer))
 

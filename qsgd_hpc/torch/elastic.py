@@ -63,7 +63,8 @@ class _ScalerPart(StatefulPart):
 
     def begin_again(self) -> None:
         """Forget which optimizers' gradients were unscaled in the step that failed."""
-        self.value._per_optimizer_states.clear()
+        if self.value.is_enabled():  # else torch does not create it
+            self.value._per_optimizer_states.clear()
 
 
 class TorchState(State):

@@ -246,8 +246,9 @@ def test_what_error_feedback_owes_comes_back_from_a_commit_in_memory():
     assert torch.allclose(torch.as_tensor(owed[0][name]), torch.as_tensor(owed[1][name]))
 
 
-def test_a_step_that_failed_leaves_nothing_to_the_next_attempt():
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_step_that_failed_leaves_nothing_to_the_next_attempt(enabled):
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=enabled)
     state = training(scaler=scaler)
     state.sync()
     state.commit()

@@ -87,6 +87,18 @@ def test_only_error_feedback_reads_whether_a_fused_step_was_skipped(compression,
     assert bool(read) == (compression == "4 bits" and hvd.size() > 1)
 
 
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_a_disabled_scaler_steps_as_the_optimizer_does(compression):
+    model, optimizer = build(COMPRESSIONS[compression]())
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    before = copy.deepcopy(model.state_dict())
+    scaled_backward(model, optimizer, scaler, 0)
+    clipping(model, optimizer, scaler)
+    scaler.update()
+    assert not any(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert replicas_are_identical(model)
+
+
 def test_scaled_gradients_train_as_unscaled_ones_do():
     model, optimizer = build(hvd.Compression.none)
     plain, plain_optimizer = build(hvd.Compression.none)
