@@ -197,8 +197,11 @@ class ParameterGradient:
         gradient = self.gradient
         if not gradient.is_cuda or current_stream_of(gradient) == self.stream:
             return nullcontext()
-        stream: Any = torch.cuda.ExternalStream
-        return torch.cuda.stream(stream(self.stream, gradient.device))
+        external: Any = torch.cuda.ExternalStream
+        if self.stream:
+            return torch.cuda.stream(external(self.stream, gradient.device))
+        # The default stream's address is 0, for which ExternalStream creates a new stream.
+        return torch.cuda.stream(torch.cuda.default_stream(gradient.device))
 
     @property
     def gradient(self) -> torch.Tensor:

@@ -253,7 +253,8 @@ def test_a_result_may_be_used_in_any_stream_at_once(in_place):
 @on_gpu
 @pytest.mark.parametrize("compression", [hvd.Compression.none, hvd.Compression.fp16])
 @pytest.mark.parametrize("groups", [None, 1])
-def test_gradients_of_a_side_stream_are_awaited(compression, groups):
+@pytest.mark.parametrize("computed_in", ["side", "default"])
+def test_gradients_of_another_stream_are_awaited(compression, groups, computed_in):
     model = network(torch.float32)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(
@@ -263,11 +264,14 @@ def test_gradients_of_a_side_stream_are_awaited(compression, groups):
     for late in (False, True, True):
         optimizer.zero_grad()
         torch.cuda.synchronize()
-        with torch.cuda.stream(torch.cuda.Stream()):
+        streams = [torch.cuda.Stream(), torch.cuda.default_stream()]
+        computing, averaging = streams if computed_in == "side" else reversed(streams)
+        with torch.cuda.stream(computing):
             torch.cuda._sleep(LATE * late)
             loss_of(model, [hvd.rank()], 0).backward()
-        optimizer.synchronize()
-        averages = [p.grad.clone() for p in model.parameters()]
+        with torch.cuda.stream(averaging):
+            optimizer.synchronize()
+            averages = [p.grad.clone() for p in model.parameters()]
         expected = expected or averages
         for mine, other in zip(averages, expected, strict=True):
             # NCCL's order of a sum depends on what is fused, and 16 bits round each addition.
