@@ -313,8 +313,10 @@ class _Averaging(_Wrapped):
 
         return averaged
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Discard the gradients and reset the count of backward passes.
+
+        Some classes take no ``set_to_none``, so the arguments are those of the wrapped optimizer.
 
         Raises:
             UsageError: between ``backward`` and ``step``, while they are being averaged.
@@ -328,7 +330,7 @@ class _Averaging(_Wrapped):
         self._reducer.discard()
         self._synchronized = self._completed = False
         self._nonfinite = None
-        super().zero_grad(set_to_none)
+        super().zero_grad(*args, **kwargs)
 
 
 class _Adasum(_Wrapped):

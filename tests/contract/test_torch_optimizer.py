@@ -342,6 +342,25 @@ def test_gradients_that_autograd_conjugates_lazily_are_averaged():
         assert torch.allclose(weight, torch.tensor(-step * complex(hvd.size(), ranks)))
 
 
+class WithoutArgument(torch.optim.SGD):
+    """An optimizer whose zero_grad takes no argument, as apex's FusedAdam."""
+
+    def zero_grad(self):
+        super().zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"), [(WithoutArgument, {}), (torch.optim.SGD, {"set_to_none": False})]
+)
+def test_zero_grad_passes_its_arguments_on(kind, arguments):
+    model = dense_model().double()
+    optimizer = hvd.DistributedOptimizer(make(kind, model), model.named_parameters())
+    train(model, torch.optim.SGD(model.parameters(), lr=0.01), [0], 0)
+    optimizer.synchronize()
+    optimizer.zero_grad(**arguments)
+    assert not any(p.grad.any() for p in model.parameters())
+
+
 def test_a_closure_may_return_no_loss():
     model, optimizer = linear()
     before = model.weight.detach().clone()
