@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -129,6 +130,22 @@ def test_infinity_on_one_rank_skips_the_step_on_all_and_leaves_residuals_finite(
     for applied, finite, _ in answers:
         assert applied == [True, False, True, True]
         assert finite
+
+
+def reads_of_the_scale(group: dist.ProcessGroup) -> tuple[int, int]:
+    scaler = torch.amp.GradScaler(here().type)
+    model, state = wrapped(group, 4, scaler=scaler)
+    get_scale = mock.Mock(return_value=1024.0)
+    with mock.patch.object(scaler, "get_scale", get_scale):
+        train(model, group.rank(), range(3))
+    return get_scale.call_count, len(state.arrivals)
+
+
+def test_the_scale_is_read_once_per_backward_pass(ranks: Ranks) -> None:
+    """Reading it waits for the device."""
+    for reads, buckets in ranks.run(reads_of_the_scale, size=2):
+        assert reads == 3
+        assert buckets > 1 or ranks.place == "device"
 
 
 class Overflowing(nn.Module):

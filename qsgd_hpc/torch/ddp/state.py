@@ -107,7 +107,7 @@ class QSGDState:
             alone = future_for(flat)
             alone.set_result(flat)
             return alone
-        self._follow_scale()
+        self._follow_scale(bucket)
         parameters = bucket.parameters()
         exact = self._is_off or any(
             self._memory.slot(p).steps < self.start_step for p in parameters
@@ -133,7 +133,8 @@ class QSGDState:
         self._model = weakref.ref(model)
 
     def leave(self, bucket: Any) -> None:
-        """Note a bucket that is averaged elsewhere; it may be the last of a backward pass."""
+        """Note a bucket that is averaged elsewhere; it may be the first or last of a pass."""
+        self._follow_scale(bucket)
         self._watch_unused(bucket, None)
 
     def _watch_unused(self, bucket: Any, flat: torch.Tensor | None) -> None:
@@ -185,7 +186,10 @@ class QSGDState:
         for plan in self._device_plans.values():
             plan.count()
 
-    def _follow_scale(self) -> None:
+    def _follow_scale(self, bucket: Any) -> None:
+        # The scale changes between steps only, and reading it waits for the device.
+        if bucket.index() != 0:
+            return
         scale = 1.0 if self.scaler is None else self.scaler.get_scale()
         if scale != self._scale:
             self._memory.rescale(scale / self._scale)
