@@ -132,6 +132,20 @@ def test_infinity_on_one_rank_skips_the_step_on_all_and_leaves_residuals_finite(
         assert finite
 
 
+def planned(group: dist.ProcessGroup) -> tuple[int, int]:
+    """Return the number of parameters in all plans, after DDP has rebuilt its buckets."""
+    model, state = wrapped(group, 4)
+    train(model, group.rank(), range(3))
+    plans = [*state._plans, *state._device_plans]
+    return len(plans), sum(len(parameters) for _, _, *parameters in plans)
+
+
+def test_rebuilt_buckets_leave_no_memory_of_earlier_ones(ranks: Ranks) -> None:
+    for plans, parameters in ranks.run(planned, size=2):
+        assert plans > 1
+        assert parameters == 6
+
+
 def reads_of_the_scale(group: dist.ProcessGroup) -> tuple[int, int]:
     scaler = torch.amp.GradScaler(here().type)
     model, state = wrapped(group, 4, scaler=scaler)

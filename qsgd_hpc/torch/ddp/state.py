@@ -117,12 +117,14 @@ class QSGDState:
         if (library := serves(flat.device, self.compression, self._group())) is not None:
             if key not in self._device_plans:
                 self._count_steps()  # plans of other buckets may have counted steps of these
+                _drop_other_layouts(self._device_plans, key)
                 queue = self._queues.setdefault(flat.device, Queue(flat.device))
                 self._device_plans[key] = DevicePlan(*planned, queue, library)
             self._watch_unused(bucket, flat)
             return self._device_plans[key].start(flat, self._group())
         pipeline = self._start_pipeline(flat.device)
         if key not in self._plans:
+            _drop_other_layouts(self._plans, key)
             self._plans[key] = Plan(*planned)
         self._watch_unused(bucket, flat)
         plan = self._plans[key]
@@ -272,6 +274,16 @@ class QSGDState:
         self._forget_group()
         report_skipped_steps(self)
         self.load_state_dict(state)
+
+
+def _drop_other_layouts(plans: dict[tuple[Any, ...], Any], key: tuple[Any, ...]) -> None:
+    """Drop the plans, and with them the memory, of buckets that DDP has rebuilt into others.
+
+    Exact plans of the same buckets stay: a captured graph may use them.
+    """
+    parameters = set(key[2:])
+    for old in [k for k in plans if k[2:] != key[2:] and not parameters.isdisjoint(k[2:])]:
+        del plans[old]
 
 
 def _compression(
