@@ -167,8 +167,11 @@ class GradientReduction(Reduction):
 
     @property
     def alone(self) -> bool:
-        """Whether this rank has no other rank to reduce with."""
-        return not self.process_set.included() or self.process_set.size() == 1
+        """Whether this rank has no other rank to reduce with.
+
+        False if the set is not registered (any more), so that the reduction raises an error.
+        """
+        return self.process_set.included() is False or self.process_set.size() == 1
 
     def operation(
         self, name: str, coding: Coding | None, group: Group | None, **tensor: Any

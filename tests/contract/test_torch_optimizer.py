@@ -284,6 +284,21 @@ def test_a_process_set_leaves_alone_what_only_other_ranks_use():
     hvd.init()
 
 
+@needs_ranks(2)
+def test_a_process_set_of_an_earlier_job_is_refused():
+    hvd.shutdown()
+    first = hvd.ProcessSet([0])
+    hvd.init(process_sets=[first])
+    model, optimizer = linear(process_set=first)
+    loss_of(model).backward()
+    optimizer.step()
+    hvd.shutdown()
+    hvd.init()
+    loss_of(model).backward()
+    with pytest.raises(ValueError, match="not registered"):
+        optimizer.step()
+
+
 def test_passes_per_step_may_change_between_steps():
     model, optimizer = linear(backward_passes_per_step=2)
     before = model.weight.detach().clone()
