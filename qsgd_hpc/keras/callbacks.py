@@ -104,7 +104,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
                     f"{first_rank}. Every rank needs equally many: pass steps_per_epoch to fit, or "
                     "shorten the data of some ranks"
                 )
-            if self._done:
+            if self._done and rate != first:
                 raise UsageError(
                     f"before epoch {at} the learning rate of rank {rank} is {rate} and "
                     f"that of rank {first_rank} is {first}. Callbacks that change it "

@@ -213,6 +213,15 @@ def test_an_epoch_of_fewer_batches_on_some_rank_raises_before_its_first_step():
 
 
 @several_ranks
+def test_ranks_need_not_all_know_their_number_of_batches():
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    callback.set_model(compiled(hvd.DistributedOptimizer("sgd")))
+    callback.set_params({"steps": 4 if hvd.rank() == 0 else None})
+    callback.on_train_begin()
+    callback.on_epoch_begin(0)
+
+
+@several_ranks
 def test_a_rank_that_ends_fit_epochs_before_another_is_named():
     model = compiled(hvd.DistributedOptimizer("sgd"))
     broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
