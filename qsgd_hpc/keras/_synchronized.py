@@ -28,8 +28,8 @@ else:
 
 __all__ = [
     "Synchronization", "Synchronized", "SynchronizedFirst", "SynchronizedInStep",
-    "broadcast_values", "name_of", "patch", "patch_keras", "synchronizations", "unequal",
-    "value_of",
+    "broadcast_values", "is_local", "name_of", "patch", "patch_keras", "synchronizations",
+    "unequal", "value_of",
 ]  # fmt: skip
 
 REMEDY = (
@@ -42,6 +42,19 @@ REMEDY = (
 def name_of(variable: Any) -> str:
     """Return the name of a variable, equal on every rank."""
     return str(getattr(variable, "path", None) or variable.name)
+
+
+def is_local(variable: Any, local: Iterable[str]) -> bool:
+    """Return whether a variable is local, or an optimizer's state for a local variable.
+
+    Args:
+        variable: a variable of a model or an optimizer.
+        local: names of the model's local variables.
+    """
+    name = name_of(variable)
+    # Keras names the state "adam/dense_kernel_momentum" for the variable "dense/kernel".
+    last = name.rpartition("/")[2]
+    return any(name == each or last.startswith(each.replace("/", "_") + "_") for each in local)
 
 
 def value_of(variable: Any) -> NDArray[Any]:
@@ -197,8 +210,8 @@ class Synchronization:
         self._local.add(name_of(variable))
 
     def shared(self, variables: Iterable[Any]) -> list[Any]:
-        """Return the variables that are equal on all ranks."""
-        return [v for v in variables if name_of(v) not in self._local]
+        """Return the variables, of the model or the optimizer, that are equal on all ranks."""
+        return [v for v in variables if not is_local(v, self._local)]
 
     def begin(self, variables: Sequence[Any], state: Sequence[Any]) -> None:
         """Before the first step: broadcast the values of one rank; collective.
@@ -214,8 +227,8 @@ class Synchronization:
         # A model that is not built before fit has no values yet, but some ranks may have loaded it.
         if all(arrays.allgather_object(BACKEND.have_values(variables), process_set=process_set)):
             root = (process_set.ranks or [0])[0]
-            own = state if BACKEND.have_values(state) and not self._local else ()
-            broadcast_values([*self.shared(variables), *own], root, process_set)
+            own = state if BACKEND.have_values(state) else ()
+            broadcast_values(self.shared([*variables, *own]), root, process_set)
 
     def complete(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Return the gradients, with zeros for those that only this rank lacks."""

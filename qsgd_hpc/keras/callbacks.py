@@ -11,7 +11,7 @@ import numpy as np
 from qsgd_hpc import arrays
 from qsgd_hpc.errors import UsageError
 from qsgd_hpc.frameworks.shared_names import is_shared
-from qsgd_hpc.keras._synchronized import broadcast_values, name_of, unequal
+from qsgd_hpc.keras._synchronized import broadcast_values, is_local, name_of, unequal
 from qsgd_hpc.keras.optimizer import synchronization_of
 from qsgd_hpc.runtime import basics
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
@@ -37,7 +37,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     Args:
         root_rank: the rank whose values are copied, such as one that has restored a checkpoint.
         device: accepted for compatibility.
-        local_variables: variables that may differ between ranks.
+        local_variables: variables that may differ between ranks, as may their optimizer state.
         process_set: the participating ranks; default: all.
     """
 
@@ -121,7 +121,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if synchronization is not None:
             synchronization.begun = True
             variables = synchronization.shared(variables)
-        chosen = [v for v in variables if is_shared(v) and name_of(v) not in self._local]
+        chosen = [v for v in variables if is_shared(v) and not is_local(v, self._local)]
         broadcast_values(chosen, self.root_rank, self._process_set)
 
 
