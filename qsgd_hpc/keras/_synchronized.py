@@ -123,7 +123,7 @@ def _require_equal_names(names: list[str], process_set: ProcessSet) -> None:
         )
 
 
-def _require_equal(variables: Sequence[Any], process_set: ProcessSet = global_process_set) -> None:
+def _require_equal(variables: Sequence[Any], process_set: ProcessSet) -> None:
     """Check that variables are the same on every rank of the set, bit for bit; collective.
 
     Raises:

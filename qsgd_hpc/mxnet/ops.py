@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from qsgd_hpc import arrays
 from qsgd_hpc.arrays import Compression
 from qsgd_hpc.errors import UsageError
-from qsgd_hpc.runtime.ops import Average, Op
+from qsgd_hpc.runtime.ops import Op
 from qsgd_hpc.runtime.process_sets import ProcessSet, global_process_set
 
 __all__ = [
@@ -258,7 +258,7 @@ def reducescatter(
 ) -> Any:
     """Return this rank's rows of the average (or ``op``) of all ranks' tensors."""
     return _made(
-        arrays.reducescatter, tensor, name=name, op=op or Average, process_set=process_set,
+        arrays.reducescatter, tensor, name=name, op=op, process_set=process_set,
         prescale_factor=prescale_factor, postscale_factor=postscale_factor,
     )  # fmt: skip
 
@@ -274,7 +274,7 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """Reduce and scatter several tensors, which complete or fail together."""
     return _all_made(
-        arrays.grouped_reducescatter, tensors, name=name, op=op or Average,
+        arrays.grouped_reducescatter, tensors, name=name, op=op,
         process_set=process_set, prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
     )  # fmt: skip
