@@ -178,7 +178,7 @@ def test_messages_that_troubleshooting_quotes_are_in_the_source() -> None:
     missing = [
         part
         for text in quoted
-        for part in re.split(r"\.\.\.|<[^>]*>|\n|^qsgd-hpc: ", text)
+        for part in re.split(r"\.\.\.|<[^>]*>|\n|^qsgd-hpc: (?:warning: )?", text)
         if part.strip() and part.strip() not in source
     ]
     assert not missing
